@@ -1,0 +1,3 @@
+"""Toy targets, test proposers and the conformance kit for plugin authors."""
+
+from __future__ import annotations

@@ -148,8 +148,11 @@ class Batch:
     @property
     def is_decoding(self) -> tuple[bool, ...]:
         """False for a row that is still inside its prompt: it gets no draft in this step."""
-        pairs = zip(self.token_ids, self.num_computed_tokens, strict=True)
-        return tuple(num_computed == len(ids) - 1 for ids, num_computed in pairs)
+        rows = zip(self.requests, self.token_ids, self.num_computed_tokens, strict=True)
+        return tuple(
+            len(ids) > len(request.prompt_token_ids) and num_computed == len(ids) - 1
+            for request, ids, num_computed in rows
+        )
 
     def select(self, rows: Sequence[int]) -> Batch:
         """The same view of some rows only, in the order given."""
@@ -378,8 +381,9 @@ class RequestStep:
     num_emitted_tokens: int
     sources: tuple[SourceCount, ...] = ()
     skip_reason: str | None = None
-    """Why a decoding row got no draft: ``no_proposal``, ``limit``, ``disabled``, ``fault:<reason>``, or a
-    reason that a plugin gave; None when it was drafted."""
+    """Why the row got no draft; None when it did. ``prefill``: its prompt ended in this step; ``disabled``: no
+    speculation, for the session or the request; ``no_proposer``: the proposer was detached; ``limit``: a plan
+    or a length limit said 0; ``fault``: its draft was dropped; ``no_proposal``: the proposer had nothing."""
 
     @property
     def num_verified_emitted_tokens(self) -> int:

@@ -1,0 +1,1 @@
+"""The host decoding loop over Hugging Face causal LMs."""

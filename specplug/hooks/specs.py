@@ -99,7 +99,7 @@ def specplug_finish_request(request: Request, reason: str) -> None:
 
 
 @hookspec
-def specplug_plan(batch: Batch) -> Sequence[int] | None:  # type: ignore[empty-body]
+def specplug_plan(batch: Batch) -> Sequence[int] | None:
     """Cap this step's drafts.
 
     When: first in every step in which some row decodes.

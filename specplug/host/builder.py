@@ -62,10 +62,11 @@ class _Builder:
         instances = [(config.name, self._instance(config)) for config in self._resolved.plugins]
         verifier = self._verifier()
         hooks = SessionHooks(
-            [*instances, ("builtin_verifier", verifier)],
+            instances,
             vocab_size=self._target.vocab_size,
             strict=strict,
             trace=trace,
+            verifier=verifier,
         )
         self._hooks = hooks
         self._target.tap(sorted(self._layers))

@@ -70,7 +70,6 @@ class HostSession:
         self._request_metrics = request_metrics
         self._num_steps = 0
         self._num_requests = 0
-        self._faults: dict[str, int] = {}
         self._step_faults: dict[str, int] = {}
         self._aborted: set[str] = set()
         self._is_closed = False
@@ -111,7 +110,7 @@ class HostSession:
         for state in self.scheduler.running:
             state.finish("abort")
         self._retire([])
-        self.hooks.finish_session(SessionSummary(self._num_steps, self._num_requests, dict(self._faults)))
+        self.hooks.finish_session(SessionSummary(self._num_steps, self._num_requests, dict(self.hooks.faults)))
 
     # --- the step ---------------------------------------------------------------------------------------
 
@@ -297,9 +296,8 @@ class HostSession:
     def _collect_faults(self) -> bool:
         """Count the plugin faults since the last call; says whether there were any."""
         new = self.hooks.take_faults()
-        for counts in (self._step_faults, self._faults):
-            for reason, count in new.items():
-                counts[reason] = counts.get(reason, 0) + count
+        for reason, count in new.items():
+            self._step_faults[reason] = self._step_faults.get(reason, 0) + count
         return bool(new)
 
     # --- the ends ---------------------------------------------------------------------------------------

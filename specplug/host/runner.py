@@ -1,0 +1,187 @@
+"""The target behind the loop: a Hugging Face causal LM, driven with packed tokens over our own cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from specplug.errors import ModelError
+from specplug.host.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
+from specplug.host.cache import RaggedCache
+from specplug.host.taps import HiddenStateTaps
+from specplug.host.target import TargetOutput
+from specplug.types import Request
+
+__all__ = ["TargetRunner", "cache_argument", "layer_windows"]
+
+
+def cache_argument(model: Any) -> str | None:
+    """The keyword by which ``model.forward`` takes a ``Cache``: transformers renamed it. None if it takes none.
+
+    The signature decides: older versions swallow the new name without using it.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """Each layer's sliding window, None for full attention, as transformers' own cache derives it."""
+    windows: list[int | None] = []
+    text_config = config.get_text_config(decoder=True)
+    for layer in DynamicCache(config=config).layers:
+        is_sliding = getattr(layer, "is_sliding", False)
+        windows.append(int(text_config.sliding_window) if is_sliding else None)
+    return windows or [None] * int(text_config.num_hidden_layers)
+
+
+class TargetRunner:
+    """Implements :class:`specplug.host.target.Target` for a loaded causal LM.
+
+    The model is borrowed: it is switched to our attention function and to eval mode, and given back as it was by
+    :meth:`close`. A plain ``model.generate`` on the same object works meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_query_tokens: int,
+    ) -> None:
+        """``max_query_tokens``: most tokens of one row in one forward (what prompts are cut to); sizes the rings.
+
+        Nothing is probed here: :func:`specplug.host.loading.load_target` does that.
+        """
+        text_config = model.config.get_text_config(decoder=True)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.max_query_tokens = min(max_query_tokens, max_model_len)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.vocab_size = _num_logits(model)
+        self.tokenizer_vocab_size: int | None = None if tokenizer is None else len(tokenizer)
+        self.eos_token_ids = _eos_token_ids(model)
+        self.hidden_size: int | None = getattr(text_config, "hidden_size", None)
+        self.num_layers: int | None = getattr(text_config, "num_hidden_layers", None)
+        self.cache = RaggedCache(
+            layer_windows(model.config),
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_query_tokens=self.max_query_tokens,
+            device=self.device,
+        )
+        self._taps = HiddenStateTaps(model, self.num_layers or 0)
+        self._keywords = self._constant_keywords(text_config)
+        self._was_training: bool = model.training
+        borrow_attention(model)
+        model.eval()
+        self._is_open = True
+
+    def _constant_keywords(self, text_config: Any) -> dict[str, Any]:
+        name = cache_argument(self.model)
+        if name is None:
+            raise ModelError(_cannot(self.model, "its forward takes no key-value cache"))
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            raise ModelError(_cannot(self.model, "its forward takes no position_ids"))
+        return {name: self.cache, "use_cache": True, "attention_mask": self._masks(text_config)}
+
+    def _masks(self, text_config: Any) -> torch.Tensor | dict[str, torch.Tensor]:
+        windows = [layer.kind.window for layer in self.cache.ragged_layers]
+        if getattr(text_config, "layer_types", None) is None:
+            return dummy_mask(windows[0], self.device)
+        longest = next((window for window in windows if window is not None), 1)
+        return {
+            "full_attention": dummy_mask(None, self.device),
+            "sliding_attention": dummy_mask(longest, self.device),
+        }
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Collect hidden states of these layers from the next forward on, instead of those asked for before.
+
+        Layer i is the residual stream after i decoder layers (0: the embeddings), before any final norm. Raises
+        ValueError for a layer that the model does not have.
+        """
+        self._taps.set(layers)
+
+    def acquire(self, request: Request) -> int:
+        """Give the request the next row, of length 0. Raises ValueError when ``max_num_seqs`` rows are taken."""
+        with torch.inference_mode():
+            return self.cache.acquire()
+
+    def release(self, row: int) -> int | None:
+        """Free ``row``. The last row, if it is another, moves there: returns its old number, else None."""
+        with torch.inference_mode():
+            return self.cache.release(row)
+
+    def rollback(self, row: int, length: int) -> None:
+        """Forget everything past ``length`` tokens of ``row``, an absolute length. Moves no bytes.
+
+        Raises ValueError for a negative length or one above the current.
+        """
+        self.cache.rollback(row, length)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        num_query_tokens: Sequence[int],
+        logits_indices: torch.Tensor,
+    ) -> TargetOutput:
+        """Append ``num_query_tokens[row]`` tokens to each row (0 allowed) and run the model over all of them.
+
+        ``input_ids``: ``[T]`` int64 on ``device``, rows in order; ``logits_indices``: int64 on ``device``, which of
+        the T positions need logits. Returns logits ``[num_logits, vocab_size]`` in the model's dtype. Raises
+        ValueError for counts that do not fit; the rows keep their lengths if anything is raised.
+        """
+        if sum(num_query_tokens) != len(input_ids):
+            raise ValueError(f"{len(input_ids)} input ids for {sum(num_query_tokens)} query tokens")
+        with torch.inference_mode():
+            step = self.cache.begin(num_query_tokens)
+            try:
+                with self._taps.collect() as hidden_states:
+                    output = self.model(
+                        input_ids=input_ids[None],
+                        position_ids=step.position_ids,
+                        logits_to_keep=logits_indices,
+                        **{STEP_KEYWORD: step},
+                        **self._keywords,
+                    )
+            finally:
+                self.cache.end()
+            if step.num_layers_attended != len(self.cache.ragged_layers):
+                raise ModelError(_cannot(self.model, "its attention does not go through the AttentionInterface"))
+            self.cache.finish(num_query_tokens)
+        return TargetOutput(output.logits[0], hidden_states)
+
+    def close(self) -> None:
+        """Give the model back as it was: its attention implementation, training mode and no hooks. Twice is fine."""
+        if self._is_open:
+            self._is_open = False
+            self._taps.set(())
+            return_attention(self.model)
+            self.model.train(self._was_training)
+
+
+def _cannot(model: Any, reason: str) -> str:
+    return f'model type "{model.config.model_type}" cannot be driven: {reason}'
+
+
+def _num_logits(model: Any) -> int:
+    head = model.get_output_embeddings()
+    return int(head.weight.shape[0] if head is not None else model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _eos_token_ids(model: Any) -> frozenset[int]:
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)

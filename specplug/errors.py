@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)         a setting that cannot be; all faults of one config together
     ├── RequestError (ValueError)        one request that cannot be served; the others go on
     ├── ModelError (ValueError)          a target or draft that cannot be loaded or driven
+    ├── TensorError (ValueError)         a tensor of the wrong shape, dtype or device
     └── PluginError (RuntimeError)       a plugin that breaks the contract
         ├── PluginNotFoundError (LookupError)   no plugin of that name
         ├── PluginConflictError (ValueError)    two distributions claim one name
@@ -29,6 +30,7 @@ __all__ = [
     "PluginNotFoundError",
     "RequestError",
     "SpecplugError",
+    "TensorError",
 ]
 
 
@@ -59,6 +61,10 @@ class RequestError(SpecplugError, ValueError):
 
 class ModelError(SpecplugError, ValueError):
     """A model, tokenizer or checkpoint that cannot be loaded, or whose state the host cannot roll back."""
+
+
+class TensorError(SpecplugError, ValueError):
+    """A tensor handed to verification has the wrong shape, dtype or device; the text names it."""
 
 
 class PluginError(SpecplugError, RuntimeError):

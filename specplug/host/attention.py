@@ -37,6 +37,11 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 """Keywords that models pass down and that do not change the result."""
+_KNOWN_EFFECTS = {
+    "s_aux": "attention sinks",
+    "softcap": "a soft cap on its logits",
+    "position_bias": "a position bias",
+}
 _MAX_FOLDED_WIDTH = 64
 """Up to this many query tokens a row, the query heads of a key head are folded into the query axis: no key is
 repeated, and the products are matrix by matrix. On the CPU a wider chunk needs no folding and saves its mask."""
@@ -92,7 +97,8 @@ def _refuse_unhandled(kwargs: dict[str, Any], dropout: float, is_causal: bool) -
     if not kwargs.keys() <= _WITHOUT_EFFECT:
         for name in sorted(kwargs.keys() - _WITHOUT_EFFECT):
             if kwargs[name] is not None and kwargs[name] is not False:
-                raise ModelError(f'its attention passes "{name}", which specplug does not handle')
+                what = _KNOWN_EFFECTS.get(name, "something specplug does not handle")
+                raise ModelError(f'its attention applies {what} (keyword "{name}")')
     if dropout:
         raise ModelError("it is in training mode with attention dropout; call model.eval()")
     if not is_causal:

@@ -85,10 +85,11 @@ def _commit_row(state: RequestState, output_token_ids: list[int], num_verified: 
     num_read = state.num_tokens + num_verified  # positions whose token stands and was read in this forward
     state.append(output_token_ids[: cut.num_kept])
     state.num_computed_tokens = min(num_read, state.num_tokens)
+    num_accepted = min(num_verified, cut.num_kept)
     if cut.finish_reason is not None:
-        state.num_discarded_tokens = len(output_token_ids) - cut.num_kept
+        state.num_discarded_tokens = num_verified - num_accepted
         state.finish(cut.finish_reason, cut.stop_reason)
-    return min(num_verified, cut.num_kept), cut.num_kept
+    return num_accepted, cut.num_kept
 
 
 def _source_counts(

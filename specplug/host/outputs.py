@@ -16,8 +16,8 @@ class CompletionOutput:
     """The generated part of a request.
 
     ``stop_reason``: the stop string or stop token id that matched; None for an end-of-sequence token or for
-    another ``finish_reason``. ``num_discarded_tokens``: tokens that the target had already accepted in the last
-    step and that the stop or length cut dropped. ``error``: what went wrong when ``finish_reason`` is "error".
+    another ``finish_reason``. ``num_discarded_tokens``: draft tokens that the target had already accepted in
+    the last step and that the stop or length cut dropped. ``error``: what went wrong when ``finish_reason`` is "error".
     ``spec_decode_metrics``: the request's acceptance record, set when it has finished and the ``acceptance``
     plugin is on.
     """

@@ -12,11 +12,12 @@ from transformers import DynamicCache
 from specplug.errors import ModelError
 from specplug.host.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
 from specplug.host.cache import RaggedCache
+from specplug.host.step_plan import StepPlan
 from specplug.host.taps import HiddenStateTaps
 from specplug.host.target import TargetOutput
 from specplug.types import Request
 
-__all__ = ["TargetRunner", "cache_argument", "layer_windows"]
+__all__ = ["TargetRunner", "cache_argument", "cannot_drive", "layer_windows"]
 
 
 def cache_argument(model: Any) -> str | None:
@@ -36,6 +37,14 @@ def layer_windows(config: Any) -> list[int | None]:
         is_sliding = getattr(layer, "is_sliding", False)
         windows.append(int(text_config.sliding_window) if is_sliding else None)
     return windows or [None] * int(text_config.num_hidden_layers)
+
+
+def cannot_drive(config: Any, reason: str) -> ModelError:
+    """The error for a model whose type the loop cannot drive, naming the type, why, and what can be driven."""
+    return ModelError(
+        f'model type "{config.model_type}" cannot be driven by specplug\'s host: {reason}. Use a causal LM whose layers '
+        "are full or sliding-window attention (Llama, Qwen, Mistral, Gemma 3, ...)."
+    )
 
 
 class TargetRunner:
@@ -81,16 +90,22 @@ class TargetRunner:
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
         self._keywords = self._constant_keywords(text_config)
         self._was_training: bool = model.training
-        borrow_attention(model)
-        model.eval()
+        self._borrow()
         self._is_open = True
+
+    def _borrow(self) -> None:
+        try:
+            borrow_attention(self.model)
+        except ModelError as error:
+            raise cannot_drive(self.model.config, str(error)) from error
+        self.model.eval()
 
     def _constant_keywords(self, text_config: Any) -> dict[str, Any]:
         name = cache_argument(self.model)
         if name is None:
-            raise ModelError(_cannot(self.model, "its forward takes no key-value cache"))
+            raise cannot_drive(self.model.config, "its forward takes no key-value cache")
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            raise ModelError(_cannot(self.model, "its forward takes no position_ids"))
+            raise cannot_drive(self.model.config, "its forward takes no position_ids")
         return {name: self.cache, "use_cache": True, "attention_mask": self._masks(text_config)}
 
     def _masks(self, text_config: Any) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -146,19 +161,26 @@ class TargetRunner:
             step = self.cache.begin(num_query_tokens)
             try:
                 with self._taps.collect() as hidden_states:
-                    output = self.model(
-                        input_ids=input_ids[None],
-                        position_ids=step.position_ids,
-                        logits_to_keep=logits_indices,
-                        **{STEP_KEYWORD: step},
-                        **self._keywords,
-                    )
+                    logits = self._run(input_ids, step, logits_indices)
+            except ModelError as error:
+                raise cannot_drive(self.model.config, str(error)) from error
             finally:
                 self.cache.end()
-            if step.num_layers_attended != len(self.cache.ragged_layers):
-                raise ModelError(_cannot(self.model, "its attention does not go through the AttentionInterface"))
             self.cache.finish(num_query_tokens)
-        return TargetOutput(output.logits[0], hidden_states)
+        return TargetOutput(logits, hidden_states)
+
+    def _run(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> torch.Tensor:
+        output = self.model(
+            input_ids=input_ids[None],
+            position_ids=step.position_ids,
+            logits_to_keep=logits_indices,
+            **{STEP_KEYWORD: step},
+            **self._keywords,
+        )
+        if step.num_layers_attended != len(self.cache.ragged_layers):
+            raise ModelError("its attention does not go through transformers' AttentionInterface")
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
     def close(self) -> None:
         """Give the model back as it was: its attention implementation, training mode and no hooks. Twice is fine."""
@@ -167,10 +189,6 @@ class TargetRunner:
             self._taps.set(())
             return_attention(self.model)
             self.model.train(self._was_training)
-
-
-def _cannot(model: Any, reason: str) -> str:
-    return f'model type "{model.config.model_type}" cannot be driven: {reason}'
 
 
 def _num_logits(model: Any) -> int:

@@ -87,7 +87,7 @@ def test_B91_no_draft_inside_an_unfinished_prompt(decode: Decode) -> None:
             seen.append((batch.num_computed_tokens[0], tuple(limits)))
             return super().specplug_propose(batch=batch, limits=limits)
 
-    target = MarkovTarget(max_query_tokens=4)
+    target = MarkovTarget(vocab_size=24, max_query_tokens=4)
     prompt = prompts_of([9], vocab_size=24)[0]
     [output] = decode(target, [prompt], greedy(8), Watching(24))
     assert output.outputs[0].token_ids == target.continuation(prompt, 8)
@@ -134,7 +134,7 @@ def test_per_request_cap_on_draft_length(decode: Decode) -> None:
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
 @pytest.mark.parametrize("max_num_batched_tokens", [5, 16, 2048])
 def test_continuous_batching_with_random_lengths(decode: Decode, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-    target = MarkovTarget(max_num_seqs=max_num_seqs, max_query_tokens=8, eos_token_id=None)
+    target = MarkovTarget(vocab_size=24, max_num_seqs=max_num_seqs, max_query_tokens=8, eos_token_id=None)
     prompts = prompts_of([1, 9, 3, 17, 2, 30, 5], vocab_size=24)
     lengths = [5, 1, 12, 3, 20, 7, 2]
     params = [greedy(length) for length in lengths]
@@ -199,7 +199,7 @@ class RecordingProposer(Recorder, RandomProposer):
 
 
 def test_advance_covers_exactly_what_was_computed_and_kept(decode: Decode) -> None:
-    target = MarkovTarget(max_query_tokens=4, max_num_seqs=3, eos_token_id=None)
+    target = MarkovTarget(vocab_size=24, max_query_tokens=4, max_num_seqs=3, eos_token_id=None)
     prompts = prompts_of([9, 2, 6, 13, 1], vocab_size=24)
     proposer = RecordingProposer(24)
     outputs = decode(target, prompts, greedy(15), proposer)
@@ -213,7 +213,7 @@ def test_advance_covers_exactly_what_was_computed_and_kept(decode: Decode) -> No
 
 
 def test_outcomes_add_up(decode: Decode) -> None:
-    target = MarkovTarget(max_query_tokens=4, max_num_seqs=3, eos_token_id=None)
+    target = MarkovTarget(vocab_size=24, max_query_tokens=4, max_num_seqs=3, eos_token_id=None)
     proposer = RecordingProposer(24)
     outputs = decode(target, prompts_of([9, 2, 6, 13], vocab_size=24), greedy(15), proposer)
     rows = [row for outcome in proposer.outcomes for row in outcome.rows]

@@ -68,7 +68,7 @@ def test_a_character_that_never_ends_is_flushed_at_the_end(make_llm: MakeLLM) ->
 
 
 def test_requests_join_and_leave_at_any_step(make_llm: MakeLLM) -> None:
-    target = MarkovTarget(max_num_seqs=3, eos_token_id=None)
+    target = MarkovTarget(vocab_size=24, max_num_seqs=3, eos_token_id=None)
     with make_llm(target, RandomProposer(24)) as llm:
         outputs: list[RequestOutput] = []
         for number in range(10):

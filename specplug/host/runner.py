@@ -42,8 +42,8 @@ def layer_windows(config: Any) -> list[int | None]:
 def cannot_drive(config: Any, reason: str) -> ModelError:
     """The error for a model whose type the loop cannot drive, naming the type, why, and what can be driven."""
     return ModelError(
-        f'model type "{config.model_type}" cannot be driven by specplug\'s host: {reason}. Use a causal LM whose layers '
-        "are full or sliding-window attention (Llama, Qwen, Mistral, Gemma 3, ...)."
+        f'model type "{config.model_type}" cannot be driven by specplug\'s host: {reason}. Use a causal LM whose '
+        "layers are full or sliding-window attention (Llama, Qwen, Mistral, Gemma 3, ...)."
     )
 
 

@@ -61,6 +61,7 @@ class SessionHooks:
         self._faults = FaultLog(strict=strict, describe=describe or _describe)
         self._time_limit_s = time_limit_s
         self._guards: dict[str, Guard] = {}
+        self._num_proposers = 0
         self._manager = new_plugin_manager()
         self._hook = self._manager.hook
         plan_check = PlanCheck(self._call)
@@ -111,6 +112,7 @@ class SessionHooks:
         )
         register_checked(self._manager, guard, name)
         self._guards[name] = guard
+        self._num_proposers += guard.is_proposer
 
     # --- session and requests
 
@@ -185,7 +187,7 @@ class SessionHooks:
     @property
     def has_proposer(self) -> bool:
         """Whether an instance that proposes is still attached."""
-        return any(guard.is_proposer and not guard.is_detached for guard in self._guards.values())
+        return self._num_proposers > 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -224,6 +226,7 @@ class SessionHooks:
                     )
 
     def _detach(self, guard: Guard) -> None:
+        self._num_proposers -= guard.is_proposer
         self._manager.unregister(guard)
         rest = guard.last_rites()
         if rest is not None:

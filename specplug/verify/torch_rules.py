@@ -353,7 +353,8 @@ class TorchRules:
 
 
 def _collect(outputs: list[list[int | None]], inputs: VerifyInputs) -> Verification:
-    """Pad with -1. An unusable row ends in id 0, which is in range, and is flagged."""
+    """Pad with -1. A row that needed unusable logits emits id 0 alone, which is in range, and is flagged."""
+    outputs = [row if row[-1] is not None else [None] for row in outputs]
     width = max(inputs.num_draft_tokens, default=0) + 1
     padded = [[0 if token is None else token for token in row] + [-1] * (width - len(row)) for row in outputs]
     device = inputs.target_logits.device

@@ -1,0 +1,162 @@
+"""Which plugins a configuration activates, and the options each gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specplug.config.keys import closest, show
+from specplug.config.known_methods import CORE, KNOWN_METHODS, key_plugin_package
+from specplug.config.reading import PluginEntry
+from specplug.config.resolution import PREFIX, Resolution
+from specplug.config.schedule import SCHEDULE_KEY
+from specplug.config.schema import SpeculativeConfig
+from specplug.config.validation import field_name, validate
+from specplug.config.verification import RULE_KEY, is_verifier_plugin
+from specplug.errors import PluginError
+from specplug.methods import MethodSpec, PluginConfig
+
+__all__ = ["DEFAULT_OBSERVER", "activate", "build_plugins"]
+
+DEFAULT_OBSERVER = "acceptance"
+"""The observer that is on whenever it is installed."""
+
+_KEY_PLUGINS = {
+    "use_heterogeneous_vocab": "tli",
+    "enable_adaptive_verification": "adaptive",
+    SCHEDULE_KEY: "dynamic",
+}
+
+
+def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
+    """Load the specs of everything the configuration asks for, in order: the method's plugin, those that keys
+    activate, a verifier, ``plugins=``, the default observer. Nothing else is imported."""
+    if work.serving is not None:
+        spec = _load(work, work.serving, "method", _missing_method(work, work.serving))
+        if spec is not None and spec.kind != "proposer":
+            work.fault(
+                "method", f'="{work.serving}" is a plugin of kind {spec.kind}, not a proposer; name it in plugins=.'
+            )
+    for key, name in _KEY_PLUGINS.items():
+        if work.get(key):
+            _load(work, name, key, _missing_for(f"{PREFIX}.{key}", name, key_plugin_package(name)))
+    if is_verifier_plugin(work):
+        spec = _load(work, work.get(RULE_KEY), RULE_KEY, "")
+        if spec is not None and spec.kind != "verifier":
+            work.fault(RULE_KEY, f'="{spec.name}" is a plugin of kind {spec.kind}, not a verifier.')
+    for entry in entries:
+        _activate_entry(work, entry)
+    _activate_observer(work)
+
+
+def _load(work: Resolution, name: str, role: str, missing: str) -> MethodSpec | None:
+    if name not in frozenset(work.methods):  # iterating names imports nothing; a lookup would
+        work.faults.append(missing)
+        return None
+    try:
+        spec = work.methods[name]
+    except PluginError as error:
+        work.cause = work.cause or error
+        work.faults.append(str(error))
+        return None
+    work.active[name] = spec
+    work.origins[f"plugins.{name}"] = role
+    return spec
+
+
+def _missing_method(work: Resolution, name: str) -> str:
+    known = KNOWN_METHODS.get(name)
+    return (
+        _unknown_plugin(work, "proposer plugin", name)
+        if known is None
+        else _missing_for(f'method "{work.method}"', name, known.package)
+    )
+
+
+def _missing_for(subject: str, name: str, package: str) -> str:
+    if package == CORE:
+        return (
+            f'{subject} is served by the plugin "{name}" of {CORE} itself, which this installation does not have or '
+            f"blocks (see `specplug plugins`); pip install --upgrade {CORE}"
+        )
+    return f"{subject} is served by the plugin package {package}, which is not installed; pip install {package}"
+
+
+def _unknown_plugin(work: Resolution, what: str, name: str) -> str:
+    names = list(work.methods)
+    meant = closest(name, (*names, *KNOWN_METHODS))
+    hint = f" Did you mean {meant}?" if meant else ""
+    return f'No {what} "{name}". Installed: {", ".join(names) or "none"}.{hint}'
+
+
+def _activate_entry(work: Resolution, entry: PluginEntry) -> None:
+    if entry.name in work.active:
+        role = work.origins[f"plugins.{entry.name}"]
+        work.faults.append(f"{entry.where}: the plugin is already active through {role}; remove one of the two.")
+        return
+    spec = _load(work, entry.name, "plugins=", _unknown_plugin(work, "plugin", entry.name))
+    if spec is not None and spec.kind == "proposer" and not work.given and not work.faults:
+        work.faults.append(
+            f'{entry.where}: "{entry.name}" is a proposer, and there is no draft length for it; write '
+            f'speculative_config={{"method": "{entry.name}", "num_speculative_tokens": 3}}.'
+        )
+
+
+def _activate_observer(work: Resolution) -> None:
+    if DEFAULT_OBSERVER in work.active or DEFAULT_OBSERVER not in frozenset(work.methods):
+        return
+    try:
+        work.active[DEFAULT_OBSERVER] = work.methods[DEFAULT_OBSERVER]
+    except PluginError as error:  # nobody asked for it by name: decoding goes on without counts
+        work.notes.append(f"acceptance metrics are off: {error}")
+        return
+    work.origins[f"plugins.{DEFAULT_OBSERVER}"] = "default"
+
+
+def build_plugins(
+    work: Resolution, entries: Sequence[PluginEntry], settings: Mapping[str, Any]
+) -> tuple[PluginConfig, ...]:
+    """Validate each active plugin's options; faults go to ``work``."""
+    by_name = {entry.name: entry for entry in entries}
+    configs = []
+    for name, spec in work.active.items():
+        options, faults = _options(work, spec, by_name.get(name))
+        work.faults += [fault for fault in faults if fault not in work.faults]
+        if options is not None:
+            configs.append(
+                PluginConfig(
+                    name=name,
+                    num_speculative_tokens=work.num_speculative_tokens or 0,
+                    options=options,
+                    settings=settings,
+                    additional_config=work.engine.additional_config,
+                )
+            )
+    return tuple(configs)
+
+
+def _options(work: Resolution, spec: MethodSpec, entry: PluginEntry | None) -> tuple[Any, list[str]]:
+    """An instance of the plugin's options from the schema's keys, its own keys, and its ``plugins=`` entry."""
+    own = entry.options if entry else {}
+    fields = spec.options.model_fields
+    unknown = [key for key in own if field_name(spec.options, key) is None]
+    faults = [_unknown_option(entry.where if entry else "", key, list(fields)) for key in unknown]
+    values = {key: work.get(key) for key in SpeculativeConfig.model_fields if key in fields}
+    values = {key: value for key, value in values.items() if value is not None and not work.is_unsound(key)}
+    values |= {key: value for key, value in work.plugin_values.items() if key in fields}
+    values |= {key: value for key, value in own.items() if key not in unknown}
+
+    def where(key: str) -> str:
+        path = (
+            entry.where if entry is not None and (key in own or key not in SpeculativeConfig.model_fields) else PREFIX
+        )
+        return f"{path}.{key}" if key else f'options of plugin "{spec.name}"'
+
+    options, more = validate(spec.options, values, where)
+    return options, [*faults, *more]
+
+
+def _unknown_option(where: str, key: str, fields: list[str]) -> str:
+    meant = closest(key, fields)
+    hint = f"Did you mean {meant}?" if meant else f"It has {', '.join(fields) or 'no options'}."
+    return f"{where}: unknown option {show(key)}. {hint}"

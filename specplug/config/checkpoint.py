@@ -1,0 +1,135 @@
+"""What a draft checkpoint's ``config.json`` says: its kind and its sizes. Weights are never read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specplug.errors import ConfigError
+
+__all__ = ["Checkpoint", "read_checkpoint"]
+
+_SPECULATORS_TYPES = {
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+    "mlp": "mlp_speculator",
+}
+
+# (method, parts of architecture names and model types, keys that only such checkpoints have), asked in order.
+_DECLARATIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("eagle3", ("eagle3",), ("eagle_config", "eagle_aux_hidden_state_layer_ids")),
+    ("eagle", ("eagle",), ()),
+    ("dspark", ("dspark",), ("dspark_block_size", "markov_rank")),
+    ("dflash", ("dflash", "museglimmerassistant"), ("dflash_config",)),
+    ("mlp_speculator", ("mlp_speculator", "mlpspeculator"), ()),
+    ("medusa", ("medusa",), ("medusa_num_heads",)),
+    ("mtp", ("_mtp", "mtpmodel", "mtpforcausallm", "gemma4_assistant", "gemma4_unified_assistant"), ()),
+)
+_PREDICT_LAYER_KEYS = (
+    "n_predict",
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "num_mtp_layers",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint folder's ``config.json``."""
+
+    folder: Path
+    config: Mapping[str, Any]
+
+    @property
+    def declared_method(self) -> str | None:
+        """The method that the contents declare; None for a plain causal LM. The folder's name plays no part."""
+        speculators_type = self.config.get("speculators_model_type")
+        if isinstance(speculators_type, str):
+            return _SPECULATORS_TYPES.get(speculators_type)
+        names = " ".join(
+            map(str, [self.config.get("model_type", ""), *(self.config.get("architectures") or ())])
+        ).lower()
+        for method, parts, keys in _DECLARATIONS:
+            if any(part in names for part in parts) or any(key in self.config for key in keys):
+                return method
+        return None
+
+    @property
+    def is_parallel_eagle(self) -> bool:
+        """A P-EAGLE head in the speculators format."""
+        return self.config.get("speculators_model_type") == "peagle"
+
+    @property
+    def proposal_count(self) -> int | None:
+        """The draft length that a speculators-format checkpoint was published with."""
+        speculators = self.config.get("speculators_config")
+        proposals = speculators.get("proposal_methods") if isinstance(speculators, Mapping) else None
+        first = proposals[0] if isinstance(proposals, list) and proposals else None
+        return _count(first.get("speculative_tokens")) if isinstance(first, Mapping) else None
+
+    @property
+    def num_predict_layers(self) -> int | None:
+        """Prediction layers or heads, under any of the names in use."""
+        return next((count for key in _PREDICT_LAYER_KEYS if (count := _count(self._find(key))) is not None), None)
+
+    @property
+    def num_medusa_heads(self) -> int | None:
+        return _count(self.config.get("medusa_num_heads", self.config.get("num_heads")))
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens in the block that a block drafter was trained on."""
+        nested = self.config.get("dflash_config")
+        inner = nested.get("block_size") if isinstance(nested, Mapping) else None
+        return _count(self.config.get("dspark_block_size", self.config.get("block_size", inner)))
+
+    @property
+    def samples_from_anchor(self) -> bool:
+        """Whether slot 0 of the block predicts a token, rather than repeat the anchor."""
+        nested = self.config.get("dflash_config")
+        inner = nested.get("sample_from_anchor") if isinstance(nested, Mapping) else None
+        return bool(self.config.get("sample_from_anchor", inner))
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest context that the model supports, where the file says so."""
+        return _count(self._find("max_position_embeddings"))
+
+    def _find(self, key: str) -> object:
+        nested = [self.config.get(name) for name in ("text_config", "transformer_layer_config")]
+        return next((part[key] for part in (self.config, *nested) if isinstance(part, Mapping) and key in part), None)
+
+
+def read_checkpoint(path: object, where: str) -> Checkpoint | None:
+    """The checkpoint in folder ``path``; None when it is no local folder (a hub id, a loaded model).
+
+    Raises ``ConfigError``, naming the setting ``where``, for a folder without a readable ``config.json``.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return None
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f'{where}="{folder}" has no config.json; point it to the folder of a Hugging Face checkpoint')
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'{where}="{folder}": its config.json cannot be read: {error}') from None
+    if not isinstance(config, dict):
+        raise ConfigError(f'{where}="{folder}": its config.json holds no mapping')
+    return Checkpoint(folder, config)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None

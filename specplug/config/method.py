@@ -1,0 +1,141 @@
+"""Which method a configuration means: named, an alias, or inferred from ``model``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from specplug.config.checkpoint import read_checkpoint
+from specplug.config.keys import show
+from specplug.config.known_methods import KNOWN_METHODS, canonical_method, serving_plugin
+from specplug.config.resolution import PREFIX, Resolution
+from specplug.errors import ConfigError
+
+__all__ = ["resolve_method"]
+
+_NGRAM_MODELS = ("ngram", "[ngram]", "ngram_gpu")
+_KIND_WORDS = {
+    "eagle": "an EAGLE head",
+    "eagle3": "an EAGLE-3 head",
+    "mtp": "MTP layers",
+    "mlp_speculator": "an MLP speculator",
+    "medusa": "Medusa heads",
+    "dflash": "a DFlash drafter",
+    "dspark": "a DSpark drafter",
+}
+
+
+def resolve_method(work: Resolution) -> None:
+    """Set ``method``, ``serving`` and ``checkpoint``; check that ``model`` is there and agrees."""
+    if work.is_unsound("method", "model"):
+        return
+    _read_checkpoint(work, work.get("model"), f"{PREFIX}.model")
+    named = work.get("method")
+    work.method = _infer(work) if named is None else _canonical(work, named)
+    if work.method is None:
+        return
+    if work.method == "ngram" and work.get("model") in _NGRAM_MODELS:
+        work.values.pop("model")
+    if work.method == "custom_class":
+        _check_class_path(work)
+    _check_model(work)
+    _check_agreement(work)
+    _infer_parallel(work)
+    work.serving = serving_plugin(work.method, parallel_drafting=work.get("parallel_drafting"))
+
+
+def _read_checkpoint(work: Resolution, path: object, where: str) -> None:
+    try:
+        work.checkpoint = read_checkpoint(path, where)
+    except ConfigError as error:
+        work.faults.extend(error.faults)
+
+
+def _canonical(work: Resolution, named: str) -> str:
+    if named in frozenset(work.methods):
+        return named
+    method = canonical_method(named)
+    if method != named:
+        work.notes.append(f'{PREFIX}.method="{named}" is read as "{method}".')
+        work.values["method"] = method
+    return method
+
+
+def _infer(work: Resolution) -> str | None:
+    model = work.get("model")
+    if model is None:
+        work.faults.append(
+            f'{PREFIX} names neither method nor model: write "method" (such as "ngram"), or "model" with the folder of '
+            "a draft; to run without speculation leave speculative_config out."
+        )
+        return None
+    if model in _NGRAM_MODELS:
+        method, why = "ngram", f"model={show(model)}"
+    elif work.checkpoint is not None:
+        declared = work.checkpoint.declared_method
+        method, why = declared or "draft_model", "config.json of the draft" if declared else "a plain causal LM"
+    elif _is_class_path(model):
+        method, why = "custom_class", "model is a dotted class path"
+    else:
+        method, why = "draft_model", "model is given"
+        work.notes.append(
+            f"{PREFIX}.model={show(model)} is not a local folder, so its config.json was not read; taken as a draft "
+            'model. Write "method" if it is something else.'
+        )
+    work.infer("method", method, why)
+    return method
+
+
+def _is_class_path(model: str) -> bool:
+    parts = model.split(".")
+    return len(parts) >= 2 and all(part.isidentifier() for part in parts)
+
+
+def _check_class_path(work: Resolution) -> None:
+    model = work.get("model")
+    needs = 'method="custom_class" needs model="package.module.Class" (importable in *every* worker)'
+    if model is None:
+        work.faults.append(f"{PREFIX}: {needs}; no model path is given.")
+    elif "/" in model or os.sep in model or Path(model).is_dir():
+        work.faults.append(f"{PREFIX}: {needs}. {show(model)} is a model id or a folder, not a class.")
+    elif not _is_class_path(model):
+        hint = f" Write {show(model.replace(':', '.'))}." if _is_class_path(model.replace(":", ".")) else ""
+        work.faults.append(f"{PREFIX}: {needs}. {show(model)} is no dotted package.Class path.{hint}")
+
+
+def _check_model(work: Resolution) -> None:
+    known = work.known_method
+    if known is None or known.model not in ("draft", "head") or work.get("model") is not None:
+        return
+    if not known.model_defaults_to_target:
+        what = "draft model" if known.model == "draft" else "heads"
+        work.faults.append(f'{PREFIX}: method "{work.method}" needs model, the folder of its {what}; none is given.')
+        return
+    target = work.engine.model
+    if isinstance(target, str | os.PathLike):
+        work.infer("model", os.fspath(target), "the target's own checkpoint")
+        _read_checkpoint(work, target, "model")
+
+
+def _check_agreement(work: Resolution) -> None:
+    """A checkpoint that declares another method than the one named."""
+    known = KNOWN_METHODS.get(work.method or "")
+    if work.checkpoint is None or known is None or known.model not in ("draft", "head") or "model" not in work.given:
+        return
+    declared = work.checkpoint.declared_method
+    if declared is None or declared == work.method:
+        return
+    fitting = "a causal LM" if known.model == "draft" else f'a checkpoint for "{work.method}"'
+    work.faults.append(
+        f'You asked for {PREFIX}.method="{work.method}"; the checkpoint {show(work.get("model"))} declares '
+        f'{_KIND_WORDS[declared]}. Set method="{declared}" or point model to {fitting}. The folder name was not '
+        "considered."
+    )
+
+
+def _infer_parallel(work: Resolution) -> None:
+    known = work.known_method
+    if known is not None and known.parallel:
+        work.infer("parallel_drafting", True, f"{work.method} drafts in parallel")
+    elif work.checkpoint is not None and work.checkpoint.is_parallel_eagle:
+        work.infer("parallel_drafting", True, "config.json of the draft")

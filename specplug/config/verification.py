@@ -1,0 +1,90 @@
+"""Which rule verifies the drafts, and the keys that belong to it."""
+
+from __future__ import annotations
+
+from specplug.config.keys import closest, show
+from specplug.config.resolution import PREFIX, Resolution
+from specplug.config.schema import BUILTIN_RULES
+from specplug.config.synthetic import length_fault, rates_fault, rates_of_length
+
+__all__ = ["RULE_KEY", "check_laws", "is_verifier_plugin", "resolve_rule", "resolve_synthetic"]
+
+RULE_KEY = "rejection_sample_method"
+_RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
+
+_OLD_RULES = {
+    "strict": 'renamed: write "standard"',
+    "rejection_sampler": 'renamed: write "standard"',
+    "probabilistic": 'it is now draft_sample_method="probabilistic"; the rule is standard, block or synthetic',
+    "typical_acceptance_sampler": "removed from vLLM; a verifier plugin may offer it",
+}
+
+
+def is_verifier_plugin(work: Resolution) -> bool:
+    """Whether the rule is an installed plugin's name."""
+    return work.get(RULE_KEY) not in BUILTIN_RULES and work.get(RULE_KEY) in frozenset(work.methods)
+
+
+def resolve_rule(work: Resolution) -> None:
+    """Set ``verify_method``: "auto" unless a rule is named."""
+    if RULE_KEY not in work.values:
+        return
+    rule = work.get(RULE_KEY)
+    if rule in BUILTIN_RULES or is_verifier_plugin(work):
+        work.verify_method = rule
+    elif rule == "fly":
+        work.fault(
+            RULE_KEY,
+            '="fly": the lossy fly verifier is not part of specplug. vLLM supports it: run there, or leave it out.',
+        )
+    elif rule in _OLD_RULES:
+        work.fault(RULE_KEY, f"={show(rule)}: {_OLD_RULES[rule]}.")
+    else:
+        meant = closest(rule, (*BUILTIN_RULES, *work.methods))
+        hint = f" Did you mean {meant}?" if meant else ""
+        names = ", ".join(BUILTIN_RULES)
+        work.fault(RULE_KEY, f"={show(rule)} is neither one of {names} nor an installed verifier plugin.{hint}")
+
+
+def resolve_synthetic(work: Resolution) -> None:
+    """Check the synthetic keys; a length becomes rates."""
+    set_keys = [key for key in (_RATES, _LENGTH) if work.given.get(key) is not None]
+    if work.is_unsound(RULE_KEY, _RATES, _LENGTH):
+        return
+    if work.get(RULE_KEY) != "synthetic":
+        for key in set_keys:
+            work.fault(
+                key,
+                f' only acts with rejection_sample_method="synthetic" (now {show(work.get(RULE_KEY))}). Remove it or '
+                "change the method.",
+            )
+    elif len(set_keys) != 1:
+        which = f"You set {_RATES} *and* {_LENGTH}; keep one" if set_keys else "Set one; length runs from 1 to K+1"
+        work.fault(RULE_KEY, f'="synthetic" takes exactly one of {_RATES} and {_LENGTH}. {which}.')
+    elif work.num_speculative_tokens is not None:
+        _resolve_rates(work, work.num_speculative_tokens)
+
+
+def _resolve_rates(work: Resolution, num: int) -> None:
+    rates, length = work.get(_RATES), work.get(_LENGTH)
+    problem = rates_fault(rates, num) if length is None else length_fault(length, num)
+    if problem is not None:
+        work.faults.append(problem)
+    elif length is not None:
+        work.infer(_RATES, rates_of_length(length, num), _LENGTH)
+
+
+def check_laws(work: Resolution) -> None:
+    """Lossy plugins without permission, and rules that the drafts' laws cannot feed."""
+    for name, spec in work.active.items():
+        if not spec.capabilities.lossless and not work.allow_lossy:
+            work.faults.append(
+                f'plugin "{name}" is lossy: output no longer follows the target\'s distribution. Pass allow_lossy=True '
+                "to permit that, or remove it."
+            )
+    method = work.method_spec
+    if work.verify_method == "block" and method is not None and not method.capabilities.laws & {"dense", "indirect"}:
+        work.notes.append(
+            f'{PREFIX}.{RULE_KEY}="block" gains only where drafts carry a law (dense or indirect); method '
+            f'"{work.method}" has none, so verification runs per token (metrics: verify_method_effective).'
+        )

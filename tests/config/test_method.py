@@ -1,0 +1,203 @@
+"""Which method a configuration means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specplug.config import resolve_engine_args
+
+PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize("name", ["ngram", "ngram_gpu", "[ngram]"])
+def test_ngram_names(resolve: Any, name: str) -> None:
+    by_method = resolve({"method": name, "num_speculative_tokens": 3})
+    by_model = resolve({"model": name, "num_speculative_tokens": 3})
+    assert by_method.method == by_model.method == "ngram"
+    assert by_method.speculative.method == "ngram"
+    assert by_model.speculative.model is None
+    assert by_model.origins["method"].startswith("inferred")
+    assert (f'"{name}" is read as "ngram"' in " ".join(by_method.notes)) == (name != "ngram")
+
+
+def test_method_and_its_own_name_as_model(resolve: Any) -> None:
+    assert resolve({"method": "ngram", "model": "[ngram]", "num_speculative_tokens": 3}).speculative.model is None
+
+
+@pytest.mark.parametrize("alias", ["deepseek_mtp", "qwen3_next_mtp"])
+def test_mtp_aliases(resolve: Any, alias: str) -> None:
+    assert resolve({"method": alias, "num_speculative_tokens": 1}).method == "mtp"
+
+
+def test_dotted_path_is_a_custom_class(resolve: Any) -> None:
+    resolved = resolve({"model": "package.Class", "num_speculative_tokens": 2})
+    assert resolved.method == "custom_class"
+    assert resolved.origins["method"] == "inferred: model is a dotted class path"
+
+
+@pytest.mark.parametrize("model", ["org/name", "Qwen2.5-0.5B", "name"])
+def test_hub_id_is_a_draft_model_and_says_so(resolve: Any, model: str) -> None:
+    resolved = resolve({"model": model, "num_speculative_tokens": 2})
+    assert resolved.method == "draft_model"
+    assert any("config.json was not read" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (PLAIN, "draft_model"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
+        ({"model_type": "eagle", "architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+        ({"model_type": "llama", "eagle_config": {"use_aux_hidden_state": True}}, "eagle3"),
+        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({"speculators_model_type": "peagle"}, "eagle3"),
+        ({"speculators_model_type": "dflash2"}, "dflash"),
+        ({"architectures": ["DFlashDraftModel"], "block_size": 8}, "dflash"),
+        ({"architectures": ["Qwen3DSparkModel"], "block_size": 7}, "dspark"),
+        ({"model_type": "mlp_speculator"}, "mlp_speculator"),
+        ({"medusa_num_heads": 5}, "medusa"),
+        ({"model_type": "deepseek_mtp", "architectures": ["DeepSeekMTPModel"]}, "mtp"),
+        ({"model_type": "gemma4_assistant"}, "mtp"),
+        (PLAIN | {"num_nextn_predict_layers": 1}, "draft_model"),
+        ({"model_type": "llama", "architectures": None}, "draft_model"),
+    ],
+)
+def test_inferred_from_the_contents(resolve: Any, checkpoint: Any, config: dict[str, Any], method: str) -> None:
+    resolved = resolve({"model": checkpoint(**config), "num_speculative_tokens": 1})
+    assert resolved.method == method
+    assert resolved.origins["method"].startswith("inferred:")
+
+
+def test_B19_folder_name_is_not_considered(resolve: Any, checkpoint: Any) -> None:
+    plain = checkpoint("eagle-tiny", **PLAIN)
+    config = {"method": "draft_model", "model": plain, "num_speculative_tokens": 2}
+    assert resolve(config).method == "draft_model"
+    assert resolve({"model": plain, "num_speculative_tokens": 2}).method == "draft_model"
+
+
+def test_B19_contradiction_names_both(fault: Any, checkpoint: Any) -> None:
+    head = checkpoint("plain", architectures=["EagleLlamaForCausalLM"], model_type="eagle")
+    text = fault({"method": "draft_model", "model": head, "num_speculative_tokens": 2})
+    assert 'You asked for speculative_config.method="draft_model"' in text
+    assert "declares an EAGLE head" in text
+    assert 'Set method="eagle" or point model to a causal LM' in text
+    assert "The folder name was not considered" in text
+
+
+def test_plain_llama_config_may_be_an_eagle_head(resolve: Any, checkpoint: Any) -> None:
+    """EAGLE-1 heads are published with their target's plain configuration."""
+    assert resolve({"method": "eagle", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2}).method == "eagle"
+
+
+@pytest.mark.parametrize("config", [{}, {"num_speculative_tokens": 3}])
+def test_neither_method_nor_model(faults: Any, config: dict[str, Any]) -> None:
+    assert "names neither method nor model" in faults(config)[0]
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"])
+def test_method_needs_its_model(faults: Any, method: str) -> None:
+    assert f'method "{method}" needs model' in faults({"method": method, "num_speculative_tokens": 2})[0]
+
+
+def test_mtp_takes_the_targets_checkpoint(resolve: Any, checkpoint: Any) -> None:
+    target = checkpoint("target", **PLAIN, num_nextn_predict_layers=2)
+    resolved = resolve({"method": "mtp"}, engine=resolve_engine_args(target, {})[0])
+    assert resolved.speculative.model == target
+    assert resolved.origins["model"] == "inferred: the target's own checkpoint"
+    assert resolved.num_speculative_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (None, "no model path is given"),
+        ("proposer", '"proposer" is no dotted package.Class path'),
+        ("pkg:Class", 'Write "pkg.Class".'),
+        ("org/name", '"org/name" is a model id or a folder, not a class'),
+        ("pkg..Class", "is no dotted package.Class path"),
+    ],
+)
+def test_B150_class_path(fault: Any, model: str | None, expected: str) -> None:
+    text = fault({"method": "custom_class", "model": model, "num_speculative_tokens": 2})
+    assert 'method="custom_class" needs model="package.module.Class" (importable in *every* worker)' in text
+    assert expected in text
+
+
+def test_custom_class_needs_a_draft_length(fault: Any) -> None:
+    assert "num_speculative_tokens missing" in fault({"method": "custom_class", "model": "pkg.Class"})
+
+
+@pytest.mark.parametrize(
+    ("config", "file"), [(None, "has no config.json"), ("{", "cannot be read"), ("[]", "no mapping")]
+)
+def test_unreadable_checkpoint(fault: Any, tmp_path: Any, config: str | None, file: str) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert file in fault({"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 2})
+
+
+@pytest.mark.parametrize(
+    ("method", "package"),
+    [
+        ("suffix", "specplug-suffix"),
+        ("eagle", "specplug-eagle"),
+        ("eagle3", "specplug-eagle"),
+        ("mtp", "specplug-mtp"),
+        ("mlp_speculator", "specplug-mlp"),
+        ("medusa", "specplug-medusa"),
+        ("dflash", "specplug-dflash"),
+        ("dspark", "specplug-dspark"),
+        ("extract_hidden_states", "specplug-hidden-states"),
+    ],
+)
+def test_known_method_without_its_package(faults: Any, without: Any, method: str, package: str) -> None:
+    found = faults({"method": method, "num_speculative_tokens": 1, f"{method}_own_key": 1}, without(method))
+    expected = f'method "{method}" is served by the plugin package {package}, which is not installed; '
+    assert any(text == f"{expected}pip install {package}" for text in found)
+    assert not any("own_key" in text for text in found)
+
+
+def test_core_method_that_this_build_lacks(fault: Any, without: Any, checkpoint: Any) -> None:
+    config = {"method": "draft_model", "model": checkpoint(**PLAIN), "num_speculative_tokens": 1}
+    assert "pip install --upgrade specplug" in fault(config, without("draft_model"))
+
+
+def test_parallel_draft_model_is_served_by_pard(resolve: Any, fault: Any, without: Any, checkpoint: Any) -> None:
+    config = {
+        "method": "draft_model",
+        "model": checkpoint(**PLAIN),
+        "num_speculative_tokens": 2,
+        "parallel_drafting": True,
+    }
+    resolved = resolve(config)
+    assert resolved.method == "draft_model"
+    assert resolved.plugins[0].name == "pard"
+    assert "pip install specplug-pard" in fault(config, without("pard"))
+
+
+def test_block_drafters_always_draft_in_parallel(resolve: Any, checkpoint: Any) -> None:
+    resolved = resolve({"method": "dflash", "model": checkpoint(block_size=4, dflash_config={})})
+    assert resolved.speculative.parallel_drafting is True
+    assert resolved.origins["parallel_drafting"].startswith("inferred")
+    resolved = resolve({"model": checkpoint("p", speculators_model_type="peagle"), "num_speculative_tokens": 2})
+    assert resolved.speculative.parallel_drafting is True
+    assert resolved.plugins[0].name == "eagle3"
+
+
+def test_B155_unknown_method(fault: Any) -> None:
+    text = fault({"method": "ngarm", "num_speculative_tokens": 3})
+    assert text.startswith('No proposer plugin "ngarm". Installed: ngram, ')
+    assert text.endswith("Did you mean ngram?")
+
+
+def test_method_of_another_kind(fault: Any) -> None:
+    text = fault({"method": "mine", "num_speculative_tokens": 3})
+    assert "is a plugin of kind policy, not a proposer" in text
+    assert "name it in plugins=" in text
+
+
+def test_third_party_method_with_a_model(resolve: Any, checkpoint: Any) -> None:
+    config = {"method": "other", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2, "max_model_len": 64}
+    assert resolve(config | {"use_heterogeneous_vocab": True}).method == "other"

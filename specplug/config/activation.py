@@ -38,7 +38,7 @@ def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
                 "method", f'="{work.serving}" is a plugin of kind {spec.kind}, not a proposer; name it in plugins=.'
             )
     for key, name in _KEY_PLUGINS.items():
-        if work.get(key):
+        if work.get(key) and (name != "tli" or work.has_own_vocabulary):
             _load(work, name, key, _missing_for(f"{PREFIX}.{key}", name, key_plugin_package(name)))
     if is_verifier_plugin(work):
         spec = _load(work, work.get(RULE_KEY), RULE_KEY, "")
@@ -66,20 +66,20 @@ def _load(work: Resolution, name: str, role: str, missing: str) -> MethodSpec | 
 
 def _missing_method(work: Resolution, name: str) -> str:
     known = KNOWN_METHODS.get(name)
-    return (
-        _unknown_plugin(work, "proposer plugin", name)
-        if known is None
-        else _missing_for(f'method "{work.method}"', name, known.package)
-    )
+    if known is None:
+        return _unknown_plugin(work, "proposer plugin", name)
+    return _missing_for(f'method "{work.method}"', name, known.package)
 
 
 def _missing_for(subject: str, name: str, package: str) -> str:
     if package == CORE:
-        return (
-            f'{subject} is served by the plugin "{name}" of {CORE} itself, which this installation does not have or '
-            f"blocks (see `specplug plugins`); pip install --upgrade {CORE}"
-        )
-    return f"{subject} is served by the plugin package {package}, which is not installed; pip install {package}"
+        served, install = f'plugin "{name}" of {CORE} itself', f"--upgrade {CORE}"
+    else:
+        served, install = f"plugin package {package}", package
+    return (
+        f"{subject} is served by the {served}, which is not installed; pip install {install} (`specplug plugins` shows "
+        "what is there, and what is switched off)."
+    )
 
 
 def _unknown_plugin(work: Resolution, what: str, name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from specplug.config.checkpoint import read_checkpoint
 from specplug.config.keys import key_of, show
-from specplug.config.known_methods import OWN_VOCABULARY_METHODS
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schedule import SCHEDULE_KEY, parse_schedule
 from specplug.config.schema import SpeculativeConfig
@@ -17,7 +16,7 @@ def check_usage(work: Resolution) -> None:
     """Keys that the chosen method does not read."""
     if work.method is None:
         return
-    for key, value in work.values.items():
+    for key, value in list(work.values.items()):
         if key not in work.given or work.read_by_plugins(key):
             continue
         rule = key_of(SpeculativeConfig.model_fields[key])
@@ -79,18 +78,12 @@ def _check_vocabulary(work: Resolution) -> None:
             " and use_local_argmax_reduction are mutually exclusive: a local arg-max skips the vocabulary's mask "
             "and id map. Remove use_local_argmax_reduction.",
         )
-    if work.method is not None and not _has_own_vocabulary(work):
+    if not work.has_own_vocabulary:
         work.fault(
             key,
             f' needs a method with its own draft model (draft_model, ...); method "{work.method}" has none. Remove the '
             "key.",
         )
-
-
-def _has_own_vocabulary(work: Resolution) -> bool:
-    if work.known_method is not None:
-        return work.method in OWN_VOCABULARY_METHODS
-    return work.method_spec is None or work.method_spec.capabilities.needs_draft_model
 
 
 def _check_tensor_parallel(work: Resolution) -> None:

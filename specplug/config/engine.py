@@ -42,9 +42,8 @@ class EngineArgs(BaseModel):
     device: Annotated[str, Key("model")] = Field(
         default="auto", description="cpu, cuda, cuda:1, ...; auto: a GPU if there is one. (specplug's own)"
     )
-    revision: Annotated[str | None, Key("model")] = Field(default=None, description="Revision of the model.")
-    tokenizer_revision: Annotated[str | None, Key("model")] = Field(
-        default=None, description="Revision of the tokenizer; absent: the model's."
+    revision: Annotated[str | None, Key("model")] = Field(
+        default=None, description="Revision of the model and its tokenizer."
     )
     max_model_len: Annotated[int | None, Key("limits")] = Field(
         default=None, ge=1, description="Most tokens of prompt and output together; absent: what the model supports."

@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 __all__ = [
     "KNOWN_METHODS",
     "MODEL_METHODS",
-    "OWN_VOCABULARY_METHODS",
     "KnownMethod",
     "canonical_method",
     "key_plugin_package",
@@ -53,7 +52,6 @@ KNOWN_METHODS: dict[str, KnownMethod] = {
 }
 
 MODEL_METHODS = frozenset(name for name, known in KNOWN_METHODS.items() if known.model in ("draft", "head"))
-OWN_VOCABULARY_METHODS = frozenset(name for name, known in KNOWN_METHODS.items() if known.model == "draft")
 
 _ALIASES = {"ngram_gpu": "ngram", "[ngram]": "ngram"}
 _KEY_PLUGIN_PACKAGES = {"tli": CORE, "adaptive": "specplug-adaptive", "dynamic": "specplug-dynamic"}

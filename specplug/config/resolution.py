@@ -59,8 +59,9 @@ class Resolution:
         return any(key in self.given and key not in self.values for key in keys)
 
     def fault(self, key: str, text: str) -> None:
-        """Record a fault about ``key``; ``text`` follows the key path."""
+        """Record a fault about ``key``, whose value counts as unsound from then on; ``text`` follows the key path."""
         self.faults.append(f"{PREFIX}.{key}{text}")
+        self.values.pop(key, None)
 
     @property
     def num_speculative_tokens(self) -> int | None:
@@ -77,6 +78,13 @@ class Resolution:
     def method_spec(self) -> MethodSpec | None:
         """The spec of the serving plugin, once it is active."""
         return self.active.get(self.serving or "")
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether the method has a draft model of its own, with a vocabulary that may differ; true while unknown."""
+        if self.known_method is not None:
+            return self.known_method.model == "draft"
+        return self.method_spec is None or self.method_spec.capabilities.needs_draft_model
 
     def read_by_plugins(self, key: str) -> bool:
         """Whether the options of an active plugin have ``key``."""

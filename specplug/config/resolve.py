@@ -141,7 +141,7 @@ def _own_keys(work: Resolution) -> None:
     owned = [key for spec in work.active.values() for key in spec.options.model_fields]
     unknown = UnknownKeys(
         known=(*SpeculativeConfig.model_fields, *owned),
-        plugin_names=tuple(work.methods),
+        plugin_names=tuple(name for name in work.methods if name not in work.active),
         engine_names=tuple(EngineArgs.model_fields),
         draft_length=work.num_speculative_tokens or 3,
         max_num_seqs=work.engine.max_num_seqs,

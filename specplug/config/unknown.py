@@ -46,7 +46,7 @@ def sampling_names() -> frozenset[str]:
 @dataclass(frozen=True, slots=True)
 class UnknownKeys:
     """Explains keys nobody owns. ``known``: schema keys and options of the active plugins; ``plugin_names``: what
-    is installed; ``draft_length`` and ``max_num_seqs`` fill in examples; ``engine_names``: engine arguments."""
+    else is installed; ``draft_length`` and ``max_num_seqs`` fill in examples; ``engine_names``: engine arguments."""
 
     known: Iterable[str]
     plugin_names: Iterable[str]

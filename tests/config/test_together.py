@@ -254,13 +254,14 @@ def test_draft_context(fault: Any, checkpoint: Any, draft: int | None, target: i
 # --- vocabularies, policies ---------------------------------------------------------------------------------
 
 
-def test_B23_heterogeneous_vocabulary(fault: Any, resolve: Any, checkpoint: Any) -> None:
+def test_B23_heterogeneous_vocabulary(fault: Any, resolve: Any, without: Any, checkpoint: Any) -> None:
     config = {"method": "draft_model", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2}
     hetero = config | {"use_heterogeneous_vocab": True}
     assert "mutually exclusive" in fault(hetero | {"use_local_argmax_reduction": True})
     text = fault(NGRAM | {"use_heterogeneous_vocab": True})
     assert "needs a method with its own draft model (draft_model, ...)" in text
     assert 'method "ngram" has none. Remove the key' in text
+    assert fault(NGRAM | {"use_heterogeneous_vocab": True}, without("tli")) == text
     resolved = resolve(hetero | {"draft_sample_method": "probabilistic"})
     assert [each.name for each in resolved.plugins] == ["draft_model", "tli", "acceptance"]
 

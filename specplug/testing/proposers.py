@@ -30,14 +30,13 @@ class FixedProposer:
     """Proposes given drafts, one list per step of a request; nothing once they are used up.
 
     ``drafts``: the lists, the same for every request; or a mapping from a prompt (tuple of ids) to its lists. With
-    ``clip=False`` the lists go out as they are, past the limits too. ``finished``: ids that ``finish_request`` named.
+    ``clip=False`` the lists go out as they are, past the limits too.
     """
 
     def __init__(self, drafts: Steps | Mapping[tuple[int, ...], Steps], *, clip: bool = True) -> None:
         self._drafts = drafts
         self._clip = clip
         self._step: dict[str, int] = {}
-        self.finished: list[str] = []
 
     @hookimpl
     def specplug_propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
@@ -47,7 +46,6 @@ class FixedProposer:
     @hookimpl
     def specplug_finish_request(self, request: Request) -> None:
         self._step.pop(request.request_id, None)
-        self.finished.append(request.request_id)
 
     def _next(self, request: Request) -> list[int]:
         drafts = self._drafts

@@ -208,6 +208,7 @@ class MarkovTarget(ToyTarget):
         """
         super().__init__(vocab_size=vocab_size, **settings)
         self._seed, self._order, self._scale = seed, order, scale
+        self._unlikely = self.eos_token_ids  # as made: a test may declare another end, which changes no probability
         self._cache: dict[tuple[int, ...], list[float]] = {}
 
     def logits_after(self, prompt_length: int, token_ids: Sequence[int]) -> Sequence[float]:
@@ -216,7 +217,7 @@ class MarkovTarget(ToyTarget):
         if context not in self._cache:
             rng = random.Random(f"{self._seed} {context}")
             row = [rng.gauss(0.0, self._scale) for _ in range(self.vocab_size)]
-            for token_id in self.eos_token_ids:
+            for token_id in self._unlikely:
                 row[token_id] -= 3 * self._scale
             self._cache[context] = row
         return self._cache[context]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specplug.config import EngineArgs, ResolvedConfig, resolve_engine_args, resolve_speculative_config
 from specplug.errors import ConfigError, PluginLoadError
@@ -19,6 +19,12 @@ class NgramOptions(BaseModel):
     prompt_lookup_min: int = 5
     ngram_backoff: bool = Field(default=True, description="Stand down after misses.")
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("the window is reversed")
+        return self
+
 
 class MineOptions(BaseModel):
     mine_level: int = Field(default=1, ge=1, le=3)
@@ -27,6 +33,17 @@ class MineOptions(BaseModel):
 
 class NeedyOptions(BaseModel):
     needy_path: str
+
+
+class PairOptions(BaseModel):
+    low: int = 1
+    high: int = 2
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError("low exceeds high")
+        return self
 
 
 def spec(name: str, kind: str = "proposer", options: type[BaseModel] | None = None, **capabilities: Any) -> MethodSpec:
@@ -56,6 +73,7 @@ SPECS = [
     spec("acceptance", "observer"),
     spec("mine", "policy", options=MineOptions),
     spec("needy", "policy", options=NeedyOptions),
+    spec("pair", "policy", options=PairOptions),
     spec("typical", "verifier", lossless=False),
     spec("exact", "verifier"),
     spec("other", "proposer", **MODEL),

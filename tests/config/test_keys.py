@@ -80,8 +80,9 @@ def test_key_of_a_plugin_that_is_not_used(fault: Any, methods: Any) -> None:
     assert "needy" not in methods.imported
 
 
-def test_hopeless_key(fault: Any) -> None:
-    assert "No installed plugin that this configuration uses owns it" in fault(NGRAM | {"zzzzqqq": 2})
+@pytest.mark.parametrize("key", ["zzzzqqq", "ngram_zzzzqqq"])
+def test_hopeless_key(fault: Any, key: str) -> None:
+    assert "No installed plugin that this configuration uses owns it" in fault(NGRAM | {key: 2})
 
 
 @pytest.mark.parametrize("key", ["gpu_memory_utilization", "max_num_seqs", "dtype"])

@@ -57,6 +57,10 @@ def test_bad_entries(fault: Any, entry: Any, expected: str) -> None:
     assert expected in fault(NGRAM, plugins=[entry], allow_lossy=True)
 
 
+def test_a_plugins_own_rule_over_several_options(fault: Any) -> None:
+    assert fault(None, plugins=[{"name": "pair", "low": 3, "high": 2}]) == 'options of plugin "pair": low exceeds high.'
+
+
 def test_same_plugin_twice(fault: Any) -> None:
     assert "already active through plugins=" in fault(NGRAM, plugins=["mine", "mine"])
 

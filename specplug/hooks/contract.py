@@ -7,6 +7,7 @@ keyword-only parameters, classes in place of instances. All of them are errors h
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -73,7 +74,9 @@ def find_implementations(plugin: object, label: str) -> tuple[Implementation, ..
     found: list[Implementation] = []
     faults: list[str] = []
     for attribute in dir(plugin):
-        options = scanner.parse_hookimpl_opts(plugin, attribute)
+        is_property = isinstance(inspect.getattr_static(plugin, attribute, None), property | functools.cached_property)
+        # pluggy before 1.7 would read the property
+        options = None if is_property else scanner.parse_hookimpl_opts(plugin, attribute)
         if options is None:
             faults.extend(_unmarked_faults(plugin, attribute))
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from specplug.hooks.markers import PROJECT
 
 __all__ = ["Candidate", "Found", "discover"]
+
+logger = logging.getLogger("specplug")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,18 @@ def discover(entry_points: Iterable[EntryPoint] | None = None) -> Mapping[str, F
 
 def _installed() -> Iterator[tuple[EntryPoint, Distribution]]:
     for distribution in distributions():
-        for entry_point in distribution.entry_points:
+        for entry_point in _entry_points(distribution):
             if entry_point.group == PROJECT:
                 yield entry_point, distribution
+
+
+def _entry_points(distribution: Distribution) -> Iterable[EntryPoint]:
+    try:
+        return distribution.entry_points
+    except (TypeError, ValueError, OSError) as error:  # a stranger's broken metadata keeps nobody else from loading
+        location = distribution.locate_file("")
+        logger.warning("the entry points of a distribution in %s cannot be read and are ignored: %r", location, error)
+        return ()
 
 
 def _candidate(entry_point: EntryPoint, distribution: Distribution | None) -> Candidate:

@@ -145,10 +145,12 @@ class Guard:
         return False, None
 
     def _close(self, hook: str, generator: Generator[Any, Any, Any]) -> None:
+        """Close a wrapper that will not be resumed. Never raises a fault: an interrupt may be passing through."""
         try:
             generator.close()
         except Exception as error:  # noqa: BLE001 - any fault of a plugin stays its own
-            self._raised(hook, error)
+            self.detach()
+            self._faults.count(self.name, hook, "raised", _raised_text(error), _BROKEN_STATE, cause=error)
 
     def _outer(self, hook: str, check: Check, outer: Any, inner: Any) -> Any:
         """What a wrapper made of ``inner``, or ``inner`` when that cannot be used."""
@@ -166,7 +168,11 @@ class Guard:
         except Malformed as fault:
             what, seen, advice, cause = fault.what, fault.seen, fault.advice, fault.__cause__
         except Exception as error:  # noqa: BLE001 - an answer odd enough to break the check is a malformed one
-            what, seen, cause = "malformed", f"returned {_short(answer)}, which raised {error!r} when read", error
+            what, seen, cause = (
+                "malformed",
+                f"returned {type(answer).__name__}, which raised {error!r} when read",
+                error,
+            )
             advice = "return what the hook's reference describes"
         if hook == _VERIFY:
             self.detach()
@@ -190,7 +196,7 @@ class Guard:
 
     def _raised(self, hook: str, error: Exception) -> None:
         self.detach()
-        self._record(hook, "raised", f"raised {type(error).__name__}: {error}", _BROKEN_STATE, cause=error)
+        self._record(hook, "raised", _raised_text(error), _BROKEN_STATE, cause=error)
 
     def _record(self, hook: str, what: str, seen: str, advice: str, *, cause: BaseException | None = None) -> None:
         self._faults.record(self.name, hook, what, seen, advice, cause=cause)
@@ -201,5 +207,5 @@ class _LastRites:
         self.specplug_finish_session = finish_session
 
 
-def _short(value: object) -> str:
-    return type(value).__name__
+def _raised_text(error: Exception) -> str:
+    return f"raised {type(error).__name__}: {error}"

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from specplug.types import Batch, Draft
 
-__all__ = ["NO_BATCH", "CurrentCall"]
+__all__ = ["CurrentCall"]
 
-NO_BATCH = Batch(requests=(), token_ids=(), num_computed_tokens=(), remaining=(), num_verify_steps=())
+_NO_BATCH = Batch(requests=(), token_ids=(), num_computed_tokens=(), remaining=(), num_verify_steps=())
 
 
 @dataclass(slots=True)
 class CurrentCall:
     """Set by the session before each call; a guard passes on only what its function asked for."""
 
-    batch: Batch = NO_BATCH
+    batch: Batch = _NO_BATCH
     limits: Sequence[int] = ()
     draft: Draft | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from specplug.hooks import specs
+from specplug.hooks import ProcessManager, SessionHooks, specs
 from specplug.hooks.contract import HOOK_ARGUMENTS
+from specplug.methods import NoOptions, PluginConfig, PluginContext
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^### `(specplug_\w+)(.*)`$", REFERENCE, re.MULTILINE)
@@ -39,6 +42,17 @@ def test_the_mode_is_the_specs(hook: str) -> None:
     assert mode is not None
     is_first_result = getattr(specs, hook).specplug_spec["firstresult"]
     assert mode.group(1).startswith("first result" if is_first_result else "all")
+
+
+def test_the_first_example_works() -> None:
+    source = re.findall(r"```python\n(.*?)```", REFERENCE, re.DOTALL)[0]
+    module = types.ModuleType("hello_of_the_docs")
+    exec(compile(source, "docs/hooks.md", "exec"), vars(module))
+    manager = ProcessManager(entry_points=[])
+    assert manager.register(module) == ("hello",)
+    context = cast(PluginContext, None)
+    instance = manager.spec("hello").factory(PluginConfig("hello", 3, NoOptions()), context)
+    assert SessionHooks([("hello", instance)], vocab_size=64).has_proposer
 
 
 @pytest.mark.parametrize("hook", HOOK_ARGUMENTS)

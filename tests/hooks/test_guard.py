@@ -174,6 +174,23 @@ def test_interrupts_pass(make_hooks: MakeHooks, make_batch: MakeBatch, error: Ba
     assert hooks.has_proposer
 
 
+def test_a_wrapper_that_breaks_while_an_interrupt_passes_does_not_hide_it(
+    make_hooks: MakeHooks, make_batch: MakeBatch
+) -> None:
+    class Around:
+        @hookimpl(wrapper=True)
+        def specplug_propose(self) -> Generator[None, Any, Any]:
+            try:
+                return (yield)
+            finally:
+                raise ValueError("boom while leaving")
+
+    hooks = make_hooks(Around(), Proposer("propose", KeyboardInterrupt()), strict=True)
+    with pytest.raises(KeyboardInterrupt):
+        hooks.propose(make_batch(1), [1])
+    assert hooks.take_faults() == {"propose_raised:a": 1}
+
+
 def test_the_hosts_own_verifier_is_not_guarded(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:
     class Builtin:
         @hookimpl(trylast=True)
@@ -461,6 +478,19 @@ def test_a_bad_verifier_is_detached_and_the_builtin_decides(
     assert all(hooks.verify(make_batch(2), draft, logits) is GOOD for _ in range(2))
     assert hooks.take_faults() == {reason: 1}
     assert bad.num_calls == 1
+
+
+def test_off_the_cpu_a_verification_is_not_read(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:
+    """The meta device has no values: any read would raise."""
+
+    class OnDevice:
+        @hookimpl
+        def specplug_verify(self) -> Verification:
+            return Verification(
+                torch.zeros(1, 2, dtype=torch.int32, device="meta"), torch.zeros(1, dtype=torch.int32, device="meta")
+            )
+
+    make_hooks(OnDevice(), strict=True).verify(make_batch(1), Draft.from_lists([[1]]), torch.zeros(2, 64))
 
 
 INVALID_ROW = verification([[1, 5, -1], [-1, -1, -1]], [1, 9], is_invalid=torch.tensor([False, True]))

@@ -140,6 +140,16 @@ def test_a_distribution_without_metadata_still_counts(install: Install, plugin_s
     assert ProcessManager().spec("one").name == "one"
 
 
+def test_a_strangers_broken_entry_points_are_skipped(
+    install: Install, plugin_source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = install("fake-one", "1.2", {"one": "fake_one"}, {"fake_one": plugin_source("one")})
+    install("fake-broken", "0.9", {})
+    (folder / "fake_broken-0.9.dist-info" / "entry_points.txt").write_text("[console_scripts]\nno equals sign\n")
+    assert ProcessManager().spec("one").name == "one"
+    assert str(folder) in caplog.records[0].getMessage()
+
+
 # --- B154 -------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +161,7 @@ def _names_in_child(queue: Any) -> None:
     queue.put((first, manager.names(), len(sys.modules["fake_one"].calls)))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # other tests have started threads
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_B154_children_find_the_same_plugins(install: Install, plugin_source: Source, how: str) -> None:
     folder = install("fake-one", "1.2", {"one": "fake_one"}, {"fake_one": plugin_source("one")})

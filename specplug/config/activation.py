@@ -136,24 +136,40 @@ def build_plugins(
 
 
 def _options(work: Resolution, spec: MethodSpec, entry: PluginEntry | None) -> tuple[Any, list[str]]:
-    """An instance of the plugin's options from the schema's keys, its own keys, and its ``plugins=`` entry."""
+    """An instance of the plugin's options, and the faults in them."""
     own = entry.options if entry else {}
+    values, faults = _option_values(work, spec, entry)
+
+    def where(key: str) -> str:
+        is_in_entry = entry is not None and (key in own or key not in values)
+        return (
+            f"{entry.where if entry and is_in_entry else PREFIX}.{key}" if key else f'options of plugin "{spec.name}"'
+        )
+
+    options, more = validate(spec.options, values, where)
+    if any(work.is_unsound(key) for key in spec.options.model_fields):
+        # A rule over several options would judge the default that stands in for the unsound value.
+        more = [fault for fault in more if not fault.startswith(where(""))]
+    return options, [*faults, *more]
+
+
+def _option_values(work: Resolution, spec: MethodSpec, entry: PluginEntry | None) -> tuple[dict[str, Any], list[str]]:
+    """What the plugin gets: the schema's keys that it reads, its own keys, and its ``plugins=`` entry."""
     fields = spec.options.model_fields
-    unknown = [key for key in own if field_name(spec.options, key) is None]
-    faults = [_unknown_option(entry.where if entry else "", key, list(fields)) for key in unknown]
     values = {key: work.get(key) for key in SpeculativeConfig.model_fields if key in fields}
     values = {key: value for key, value in values.items() if value is not None and not work.is_unsound(key)}
     values |= {key: value for key, value in work.plugin_values.items() if key in fields}
-    values |= {key: value for key, value in own.items() if key not in unknown}
-
-    def where(key: str) -> str:
-        path = (
-            entry.where if entry is not None and (key in own or key not in SpeculativeConfig.model_fields) else PREFIX
-        )
-        return f"{path}.{key}" if key else f'options of plugin "{spec.name}"'
-
-    options, more = validate(spec.options, values, where)
-    return options, [*faults, *more]
+    if entry is None:
+        return values, []
+    faults = []
+    for key, value in entry.options.items():
+        if field_name(spec.options, key) is None:
+            faults.append(_unknown_option(entry.where, key, list(fields)))
+        elif key in work.given:
+            faults.append(f"{PREFIX}.{key} is given again in plugins= for {spec.name}; keep one.")
+        else:
+            values[key] = value
+    return values, faults
 
 
 def _unknown_option(where: str, key: str, fields: list[str]) -> str:

@@ -35,7 +35,7 @@ def resolve_method(work: Resolution) -> None:
     if work.method is None:
         return
     if work.method == "ngram" and work.get("model") in _NGRAM_MODELS:
-        work.values.pop("model")
+        work.values["model"] = None
     if work.method == "custom_class":
         _check_class_path(work)
     _check_model(work)

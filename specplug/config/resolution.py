@@ -55,8 +55,9 @@ class Resolution:
         self.origins[key] = f"inferred: {why}"
 
     def is_unsound(self, *keys: str) -> bool:
-        """Whether one of ``keys`` was given with a value that is already a fault."""
-        return any(key in self.given and key not in self.values for key in keys)
+        """Whether one of ``keys``, of the schema, was given with a value that is already a fault."""
+        fields = SpeculativeConfig.model_fields
+        return any(key in fields and key in self.given and key not in self.values for key in keys)
 
     def fault(self, key: str, text: str) -> None:
         """Record a fault about ``key``, whose value counts as unsound from then on; ``text`` follows the key path."""

@@ -33,6 +33,7 @@ class MineOptions(BaseModel):
 
 class NeedyOptions(BaseModel):
     needy_path: str
+    needy_any: Any = None
 
 
 class PairOptions(BaseModel):

@@ -58,7 +58,24 @@ def test_bad_entries(fault: Any, entry: Any, expected: str) -> None:
 
 
 def test_a_plugins_own_rule_over_several_options(fault: Any) -> None:
-    assert fault(None, plugins=[{"name": "pair", "low": 3, "high": 2}]) == 'options of plugin "pair": low exceeds high.'
+    expected = 'options of plugin "pair": low exceeds high.'
+    assert fault(None, plugins=[{"name": "pair", "low": 3, "high": 2}]) == expected
+    assert fault(NGRAM | {"low": 3}, plugins=["pair"]) == expected
+    assert fault(NGRAM | {"low": "3"}, plugins=["pair"]).startswith("speculative_config.low=")
+
+
+def test_option_given_in_both_places(fault: Any) -> None:
+    text = fault(NGRAM | {"low": 1}, plugins=[{"name": "pair", "low": 2}])
+    assert text == "speculative_config.low is given again in plugins= for pair; keep one."
+
+
+def test_options_that_json_cannot_hold(resolve: Any, fault: Any) -> None:
+    marker = object()
+    assert (
+        resolve(None, plugins=[{"name": "needy", "needy_path": "x", "needy_any": marker}]).plugins[0].options.needy_any
+        is marker
+    )
+    assert "needy_path" in fault(None, plugins=[{"name": "needy", "needy_path": marker}])
 
 
 def test_same_plugin_twice(fault: Any) -> None:

@@ -72,6 +72,7 @@ def test_B12_quoted_twice(fault: Any, resolve: Any) -> None:
         ("'" + json.dumps(GIVEN) + "'", "still has the shell's quotes around it"),
         ('{"method": "ngram",}', "is not valid JSON"),
         ('{"method": ngram}', "at character 11"),
+        ('"not json inside"', "quoted twice"),
         ("[1, 2]", "is of type list; write a mapping"),
         ("7", "is of type int; write a mapping"),
         (7, "is of type int; write a mapping"),

@@ -107,6 +107,11 @@ def test_synthetic_length_becomes_rates(resolve: Any, length: float, rates: tupl
     assert resolved.verify_method == "synthetic"
 
 
+def test_good_rates_are_kept(resolve: Any) -> None:
+    rates = [0.8, 0.6, 0.6]
+    assert resolve(synthetic(synthetic_acceptance_rates=rates)).speculative.synthetic_acceptance_rates == tuple(rates)
+
+
 @pytest.mark.parametrize("length", [0.5, 4.1])
 def test_synthetic_length_out_of_reach(fault: Any, length: float) -> None:
     assert "from 1 to 4" in fault(synthetic(synthetic_acceptance_length=length))

@@ -33,15 +33,15 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         check.__name__.removeprefix("check_"): check
         for check in (
-            check_proposes,
             check_contract,
+            check_proposes,
+            check_batch_permutation,
             check_lifecycle,
             check_leaked_state,
-            check_batch_permutation,
             check_rollback,
             check_greedy_equality,
-            check_eos_inside_draft,
             check_length_limits,
+            check_eos_inside_draft,
             check_hook_calls,
             check_second_process,
         )

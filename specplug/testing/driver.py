@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from specplug.draft_space import IdentityDraftSpace
 from specplug.errors import PluginError
 from specplug.hooks import process_manager
-from specplug.hooks.contract import new_plugin_manager, register_checked
+from specplug.hooks.contract import find_implementations, new_plugin_manager, register_checked
 from specplug.host.target import TargetOutput
 from specplug.methods import PluginConfig, PluginContext
 from specplug.sampling_params import SamplingParams
@@ -108,6 +108,7 @@ class HookDriver:
         context = PluginContext(self.session, self.target, self._create, self._draft_space)
         self.proposer = make_proposer(context)
         try:
+            find_implementations(self.proposer, "the proposer")
             register_checked(self._plugins, self.proposer, "under_test")
         except PluginError as error:
             raise CheckFailed(str(error)) from error

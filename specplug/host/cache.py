@@ -62,13 +62,13 @@ class RaggedLayer(CacheLayerMixin):
             raise ModelError("attention does not go through transformers' AttentionInterface")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values = self._buffers()
+        keys, values = self.buffers()
         for buffer, states in ((keys, key_states), (values, value_states)):
             index = step.kinds[self.kind].flat_slots(buffer.shape[1], self.capacity)
             buffer.view(-1, buffer.shape[-1]).index_copy_(0, index, states[0].reshape(-1, buffer.shape[-1]))
         return keys, values
 
-    def _buffers(self) -> tuple[torch.Tensor, ...]:
+    def buffers(self) -> tuple[torch.Tensor, ...]:
         """Keys and values; nothing before the first states came."""
         return () if self.keys is None or self.values is None else (self.keys, self.values)
 
@@ -78,25 +78,25 @@ class RaggedLayer(CacheLayerMixin):
             return
         old_capacity = self.capacity
         self.capacity = min(self.kind.size, max(num_slots, 2 * old_capacity))
-        for name, old in zip(("keys", "values"), self._buffers(), strict=False):
+        for name, old in zip(("keys", "values"), self.buffers(), strict=False):
             new = self._blank(old)
             new[:num_rows, :, :old_capacity] = old[:num_rows]
             setattr(self, name, new)
 
     def clear_row(self, row: int, used: int) -> None:
         """Zero the first ``used`` slots of a row."""
-        for buffer in self._buffers():
+        for buffer in self.buffers():
             buffer[row, :, :used].zero_()
 
     def move_row(self, source: int, row: int, used: int) -> None:
         """Copy the first ``used`` slots of row ``source`` to ``row``."""
-        for buffer in self._buffers():
+        for buffer in self.buffers():
             buffer[row, :, :used] = buffer[source, :, :used]
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the buffers take at present."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers())
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
     def get_seq_length(self) -> int:
         """Tokens in the longest row."""

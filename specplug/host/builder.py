@@ -77,7 +77,7 @@ class _Builder:
             hooks,
             self._scheduler(max_num_batched_tokens),
             num_speculative_tokens=self._resolved.num_speculative_tokens,
-            proposer_name=self._resolved.method or "",
+            proposer_name=self._resolved.plugins[0].name if self._resolved.method else "",
             verify_method=lambda: verifier.method_effective,
             request_metrics=acceptance.request_metrics if acceptance else lambda request_id: None,
         )
@@ -96,10 +96,11 @@ class _Builder:
         )
 
     def _verifier(self) -> BuiltinVerifier:
-        speculative = self._resolved.speculative
+        speculative, rule = self._resolved.speculative, self._resolved.verify_method
+        is_plugin = any(config.name == rule for config in self._resolved.plugins)
         return BuiltinVerifier(
             vocab_size=self._target.vocab_size,
-            rule=self._resolved.verify_method,
+            rule="auto" if is_plugin else rule,  # what a verifier plugin leaves to us
             laws=self._laws,
             synthetic_rates=speculative.synthetic_acceptance_rates if speculative else None,
         )

@@ -217,11 +217,15 @@ def _without_safetensors(folder: Path) -> str:
 # --- loading --------------------------------------------------------------------------------------------------
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _load_config(folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f'"{folder / "config.json"}" is not a usable config: {error}') from error
+        raise ModelError(f'"{folder / "config.json"}" is not a usable config: {_one_line(error)}') from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f'model type "{config.model_type}" of "{folder}" is not a causal LM')
     return config
@@ -239,7 +243,7 @@ def _load_model(folder: Path, config: Any, dtype: str) -> Any:
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelError(f'the weights of "{folder}" cannot be loaded: {error}') from error
+        raise ModelError(f'the weights of "{folder}" cannot be loaded: {_one_line(error)}') from error
     model, report = loaded  # output_loading_info=True returns both
     missing = sorted(report["missing_keys"])
     if missing:
@@ -292,8 +296,8 @@ def _load_tokenizer(engine: EngineLike, folder: Path | None) -> Any:
         )
     except Exception as error:
         raise ModelError(
-            f'no tokenizer can be loaded from "{source}": {error}; give tokenizer=FOLDER, or skip_tokenizer_init=True '
-            "to work with token ids only"
+            f'no tokenizer can be loaded from "{source}": {_one_line(error)}; give tokenizer=FOLDER, or '
+            "skip_tokenizer_init=True to work with token ids only"
         ) from error
 
 

@@ -46,7 +46,7 @@ SUPPORTED_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256,
                             "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2}),
 }  # fmt: skip
-"""Name -> config class of transformers and its arguments. Windows are 8 tokens; weights are large enough for attention to matter."""
+"""Name -> config class of transformers and its arguments. Windows are 8 tokens; weights are large."""
 
 REFUSED_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": (

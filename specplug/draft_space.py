@@ -23,7 +23,7 @@ class DraftContext:
 
 
 class DraftSpace(ABC):
-    """A row-wise map, sequence to sequence, between target ids and draft ids. Per-request state ends with ``forget``."""
+    """A row-wise map, sequence to sequence, between target ids and draft ids; ``forget`` ends a request's state."""
 
     @abstractmethod
     def context(self, request_id: str, token_ids: TokenIds) -> DraftContext:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -74,7 +74,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-def _faults(params: SamplingParams) -> Any:
+def _faults(params: SamplingParams) -> Iterator[str]:
     if not (_is_number(params.temperature) and 0.0 <= params.temperature < float("inf")):
         yield f"temperature={params.temperature!r} must be a finite number of at least 0 (0: greedy)"
     if not (_is_number(params.top_p) and 0.0 < params.top_p <= 1.0):
@@ -95,7 +95,7 @@ def _faults(params: SamplingParams) -> Any:
     yield from _speculation_faults(params.extra_args)
 
 
-def _speculation_faults(extra_args: object) -> Any:
+def _speculation_faults(extra_args: object) -> Iterator[str]:
     if not isinstance(extra_args, dict):
         yield f"extra_args={extra_args!r} must be a mapping"
         return
@@ -103,10 +103,10 @@ def _speculation_faults(extra_args: object) -> Any:
     if not isinstance(switches, dict):
         yield f"extra_args['specplug']={switches!r} must be a mapping"
         return
-    checks = {
+    checks: dict[str, Callable[[Any], bool]] = {
         "enabled": lambda v: isinstance(v, bool),
         "num_speculative_tokens": lambda v: _is_int(v) and v >= 0,
-        "method": lambda v: isinstance(v, str) and v,
+        "method": lambda v: isinstance(v, str) and v != "",
     }
     for key, value in switches.items():
         if key not in checks:

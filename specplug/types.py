@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -305,13 +305,16 @@ class Draft:
         )
 
 
-def _span_of_slot(spans: Sequence[LawSpan] | Sequence[SourceSpan]) -> dict[int, int]:
-    return {slot: number for number, span in enumerate(spans) for slot in range(span.start, span.stop)}
+class _Span(Protocol):
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
 
 
-def _runs(spans: Sequence[LawSpan] | Sequence[SourceSpan], slots: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+def _runs(spans: Sequence[_Span], slots: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
     """Yield (span number, new start, old slots) for each maximal run of ``slots`` inside one span."""
-    owner = _span_of_slot(spans)
+    owner = {slot: number for number, span in enumerate(spans) for slot in range(span.start, span.stop)}
     start = 0
     while start < len(slots):
         number = owner[slots[start]]

@@ -112,7 +112,9 @@ class _Builder:
         except (ConfigError, PluginError):
             raise
         except Exception as error:
-            raise PluginLoadError(f"plugin {config.name!r} could not be built: {type(error).__name__}: {error}") from error
+            raise PluginLoadError(
+                f"plugin {config.name!r} could not be built: {type(error).__name__}: {error}"
+            ) from error
         if spec.kind == "proposer":
             self._laws |= spec.capabilities.laws
         self._layers.update(getattr(instance, "hidden_state_layers", spec.capabilities.hidden_state_layers))

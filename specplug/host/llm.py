@@ -182,9 +182,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         output_kind: OutputKind,
     ) -> list[RequestState]:
-        listed = [prompts] if _is_single(prompts) else list(prompts)
-        shared = params is None or isinstance(params, SamplingParams)
-        each = [params] * len(listed) if shared else list(params)  # type: ignore[arg-type]
+        listed: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling_params for {len(listed)} prompts: give one for all, or one each")
         return [

@@ -84,5 +84,5 @@ def _draft_limit(state: RequestState, num_speculative_tokens: int) -> int:
     speculation = state.request.speculation
     if not state.is_decoding or not speculation.get("enabled", True):
         return 0
-    cap = min(num_speculative_tokens, speculation.get("num_speculative_tokens", num_speculative_tokens))
-    return max(0, min(cap, state.remaining - 1))
+    cap: int = speculation.get("num_speculative_tokens", num_speculative_tokens)
+    return max(0, min(cap, num_speculative_tokens, state.remaining - 1))

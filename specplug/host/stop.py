@@ -1,4 +1,4 @@
-"""Where a request ends: end-of-sequence and stop ids, stop strings, length. The order is that of single-token decoding."""
+"""Where a request ends: end-of-sequence and stop ids, stop strings, length, in the order of single-token decoding."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class TargetOutput:
 
 
 class Target(Protocol):
-    """Rows are numbered densely 0 .. num_rows - 1; ``acquire`` appends one, ``release`` moves the last into the hole."""
+    """Rows are numbered 0 .. num_rows - 1: ``acquire`` appends one, ``release`` moves the last into the hole."""
 
     vocab_size: int
     max_num_seqs: int

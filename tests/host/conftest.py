@@ -22,7 +22,9 @@ def make_llm() -> Callable[..., LLM]:
         manager = engine.pop("manager", None) or ProcessManager()
         config = engine.pop("speculative_config", None)
         if proposer is not None:
-            manager.register(as_method("scripted", lambda context: proposer, laws=engine.pop("laws", frozenset({"one_hot"}))))
+            manager.register(
+                as_method("scripted", lambda context: proposer, laws=engine.pop("laws", frozenset({"one_hot"})))
+            )
             config = {"method": "scripted", "num_speculative_tokens": k}
         return LLM(target, speculative_config=config, manager=manager, strict=engine.pop("strict", True), **engine)
 

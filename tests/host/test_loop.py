@@ -1,4 +1,4 @@
-"""The loop on tiny models: the same text with and without speculation, whatever the batch: rows B26-B31, B91, B92, B128."""
+"""The loop on tiny models: the same text with and without speculation, whatever the batch (B26-B31, B91, B92, B128)."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ def test_per_request_cap_on_draft_length(decode: Decode) -> None:
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
 @pytest.mark.parametrize("max_num_batched_tokens", [5, 16, 2048])
-def test_continuous_batching_with_random_lengths(decode: Decode, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+def test_continuous_batching_with_random_lengths(
+    decode: Decode, max_num_seqs: int, max_num_batched_tokens: int
+) -> None:
     target = MarkovTarget(vocab_size=24, max_num_seqs=max_num_seqs, max_query_tokens=8, eos_token_id=None)
     prompts = prompts_of([1, 9, 3, 17, 2, 30, 5], vocab_size=24)
     lengths = [5, 1, 12, 3, 20, 7, 2]
     params = [greedy(length) for length in lengths]
-    outputs = decode(
-        target, prompts, params, RandomProposer(24), 4, max_num_batched_tokens=max_num_batched_tokens
-    )
+    outputs = decode(target, prompts, params, RandomProposer(24), 4, max_num_batched_tokens=max_num_batched_tokens)
     expected = [target.continuation(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
     assert ids(outputs) == expected
 
@@ -245,9 +245,7 @@ def hook_calls(make_llm: Callable[..., LLM], num_requests: int, k: int, max_toke
 
 def test_hook_calls_do_not_depend_on_batch_size_or_draft_length(make_llm: Callable[..., LLM]) -> None:
     # 1 prefill token and then full acceptance: the same 4 decoding steps for each pair of K and length
-    calls = {
-        (size, k): hook_calls(make_llm, size, k, max_tokens=1 + 4 * (k + 1)) for size in (1, 8) for k in (1, 5)
-    }
+    calls = {(size, k): hook_calls(make_llm, size, k, max_tokens=1 + 4 * (k + 1)) for size in (1, 8) for k in (1, 5)}
     per_request = ("specplug_start_request", "specplug_finish_request")
     for (size, _), counts in calls.items():
         assert all(counts.pop(name) == size for name in per_request)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specplug import LLM, Draft, PluginFaultError, RequestError, RequestOutput, SamplingParams, hookimpl
+from specplug import LLM, Draft, PluginFaultError, Request, RequestError, RequestOutput, SamplingParams, hookimpl
 from specplug.host.target import TargetOutput
 from specplug.testing.models import toy_tokenizer
 from specplug.testing.proposers import FixedProposer, OracleProposer, RandomProposer
@@ -21,6 +21,18 @@ SCRIPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
 def greedy(max_tokens: int = 8, **values: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **values)
+
+
+class Following(FixedProposer):
+    """Proposes nothing and notes which requests it was told had finished."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.finished: list[tuple[str, str]] = []
+
+    @hookimpl
+    def specplug_finish_request(self, request: Request, reason: str) -> None:
+        self.finished.append((request.request_id, reason))
 
 
 def drain(llm: LLM) -> list[RequestOutput]:
@@ -83,7 +95,7 @@ def test_requests_join_and_leave_at_any_step(make_llm: MakeLLM) -> None:
 
 def test_abort_of_a_running_and_of_a_waiting_request(make_llm: MakeLLM) -> None:
     target = ScriptedTarget(SCRIPT, max_num_seqs=1)
-    proposer = FixedProposer([])
+    proposer = Following()
     with make_llm(target, proposer) as llm:
         llm.add_request("running", [0], greedy())
         llm.add_request("waiting", [0], greedy())
@@ -96,13 +108,13 @@ def test_abort_of_a_running_and_of_a_waiting_request(make_llm: MakeLLM) -> None:
         [running] = llm.step()
         assert (running.outputs[0].finish_reason, running.outputs[0].token_ids) == ("abort", [1])
         assert not llm.has_unfinished_requests()
-        assert proposer.finished == ["running"]  # the waiting one never started
+        assert proposer.finished == [("running", "abort")]  # the waiting one never started
         llm.add_request("running", [0], greedy(2))  # the id is free again
         assert drain(llm)[-1].outputs[0].token_ids == [1, 2]
 
 
 def test_closing_a_stream_early_aborts_it(make_llm: MakeLLM) -> None:
-    proposer = FixedProposer([])
+    proposer = Following()
     with make_llm(ScriptedTarget(SCRIPT), proposer) as llm:
         stream = llm.stream([[0]], greedy())
         next(stream)
@@ -120,13 +132,13 @@ def test_generate_keeps_the_outputs_of_other_requests(make_llm: MakeLLM) -> None
 
 
 def test_close_finishes_running_requests_and_only_once(make_llm: MakeLLM) -> None:
-    proposer = FixedProposer([])
+    proposer = Following()
     llm = make_llm(ScriptedTarget(SCRIPT), proposer)
     llm.add_request("left", [0], greedy())
     llm.step()
     llm.close()
     llm.close()
-    assert proposer.finished == ["left"]
+    assert proposer.finished == [("left", "abort")]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ A step is plan, propose, verify, advance and accept_metrics through ``SessionHoo
 so the time is that of dispatch, guards and checks: the first plugin is a proposer with a ready draft, the second a
 wrapper that trims nothing, the others observe. "bare" is the same hooks through pluggy without guards or checks.
 
-    python benchmarks/hooks.py [--batch 8] [--tokens 3] [--repeats 2000]
+    python benchmarks/hooks.py [--batch 8] [--tokens 3] [--repeats 100]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specplug.sampling_params import SamplingParams
 from specplug.types import Batch, Draft, Request, StepOutcome, TokenIds, Verification
 
 VOCAB_SIZE = 49152
-ROUNDS = 9
+ROUNDS = 40
 
 
 class ReadyProposer:
@@ -112,8 +112,8 @@ def plugins_for(count: int, draft: Draft) -> list[object]:
     return [ReadyProposer(draft), IdleWrapper(), *(Observer() for _ in range(count - 2))][:count]
 
 
-def time_step(hooks: Any, batch: Batch, draft: Draft, num_tokens: int, repeats: int) -> float:
-    """Median over rounds of the microseconds one step takes."""
+def make_step(hooks: Any, batch: Batch, draft: Draft, num_tokens: int) -> Callable[[], None]:
+    """One step's hook calls, without arguments."""
     limits, logits, outcome = [num_tokens] * len(batch), torch.empty(0), StepOutcome(step=1, rows=())
 
     def step() -> None:
@@ -123,10 +123,16 @@ def time_step(hooks: Any, batch: Batch, draft: Draft, num_tokens: int, repeats: 
         hooks.advance(batch)
         hooks.accept_metrics(outcome)
 
-    return statistics.median(_round_us(step, repeats) for _ in range(ROUNDS))
+    return step
 
 
-def _round_us(step: Callable[[], None], repeats: int) -> float:
+def time_both(ours: Callable[[], None], bare: Callable[[], None], repeats: int) -> list[float]:
+    """Fastest and median microseconds of ours and of bare, over interleaved rounds: [ours, ours, bare, bare]."""
+    rounds = [(round_us(ours, repeats), round_us(bare, repeats)) for _ in range(ROUNDS)]
+    return [pick(times) for times in zip(*rounds, strict=True) for pick in (min, statistics.median)]
+
+
+def round_us(step: Callable[[], None], repeats: int) -> float:
     started = perf_counter()
     for _ in range(repeats):
         step()
@@ -137,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=3, help="draft tokens per row")
-    parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=100)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     batch = make_batch(arguments.batch)
@@ -148,8 +154,8 @@ def main() -> None:
     )
     versions = f"python {platform.python_version()}, pluggy {pluggy.__version__}, torch {torch.__version__}"
     print(f"{versions}, cpu, load {os.getloadavg()[0]:.1f}")
-    print(f"batch {arguments.batch}, {arguments.tokens} draft tokens a row; us a step, median of {ROUNDS} rounds")
-    print(f"{'plugins':>8}{'specplug':>10}{'bare':>8}{'added':>8}")
+    print(f"batch {arguments.batch}, {arguments.tokens} draft tokens a row; us a step, {ROUNDS} interleaved rounds")
+    print(f"{'plugins':>8}{'specplug min':>14}{'median':>8}{'bare min':>10}{'median':>8}{'added (min)':>13}")
     for count in (0, 1, 3, 5):
         guarded = SessionHooks(
             [(f"plugin{number}", plugin) for number, plugin in enumerate(plugins_for(count, draft))],
@@ -158,8 +164,9 @@ def main() -> None:
             verifier=ReadyVerifier(verification),
         )
         bare = Bare(plugins_for(count, draft), ReadyVerifier(verification))
-        ours, theirs = (time_step(each, batch, draft, arguments.tokens, arguments.repeats) for each in (guarded, bare))
-        print(f"{count:>8}{ours:>10.1f}{theirs:>8.1f}{ours - theirs:>8.1f}")
+        steps = [make_step(each, batch, draft, arguments.tokens) for each in (guarded, bare)]
+        ours_min, ours, bare_min, median = time_both(*steps, arguments.repeats)
+        print(f"{count:>8}{ours_min:>14.1f}{ours:>8.1f}{bare_min:>10.1f}{median:>8.1f}{ours_min - bare_min:>13.1f}")
 
 
 if __name__ == "__main__":

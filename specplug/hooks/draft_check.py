@@ -62,6 +62,13 @@ class DraftCheck:
             answer = replace(answer, draft_token_ids=ids, num_draft_tokens=counts, sources=sources)
         return self._clipped(answer, plugin)
 
+    def recheck(self, draft: Draft, plugin: str) -> Draft:
+        """A checked draft that a wrapper handed back: its ids may have been changed in place."""
+        ids = (
+            self._in_range(draft.draft_token_ids, draft.num_draft_tokens) if draft.num_slots else draft.draft_token_ids
+        )
+        return draft if ids is draft.draft_token_ids else replace(draft, draft_token_ids=ids)
+
     def _counts(self, draft: Draft) -> tuple[int, ...]:
         counts, batch_size = draft.num_draft_tokens, len(self._call.batch)
         advice = f"{_DROPPED}; num_draft_tokens is a tuple with one int of at least 0 per row of the batch"

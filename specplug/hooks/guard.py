@@ -40,6 +40,7 @@ class Guard:
         faults: FaultLog,
         checks: Mapping[str, Check],
         wrapper_checks: Mapping[str, Check],
+        rechecks: Mapping[str, Check],
         on_detach: Callable[[Guard], None],
         time_limit_s: float | None,
     ) -> None:
@@ -48,6 +49,7 @@ class Guard:
         self.is_detached = False
         self.is_proposer = any(each.hook == "specplug_propose" and not each.is_wrapper for each in implementations)
         self._faults = faults
+        self._rechecks = rechecks
         self._on_detach = on_detach
         self._time_limit_s = time_limit_s
         self._num_overruns: dict[str, int] = {}
@@ -112,7 +114,7 @@ class Guard:
             is_done, outer = self._left(hook, generator, inner)
             if is_timed:
                 self._took(hook, spent_s + perf_counter() - started)
-            if not is_done or check is None or outer is inner:
+            if not is_done or check is None:
                 return inner
             return self._outer(hook, check, outer, inner)
 
@@ -134,7 +136,8 @@ class Guard:
     def _left(self, hook: str, generator: Generator[Any, Any, Any], inner: Any) -> tuple[bool, Any]:
         """(whether the wrapper finished, what it returned) for the ``inner`` result that it is sent."""
         try:
-            generator.send(inner)
+            # a list is a copy: the inner answers must survive what a wrapper does to it
+            generator.send([*inner] if isinstance(inner, list) else inner)
         except StopIteration as stop:
             return True, stop.value
         except Exception as error:  # noqa: BLE001 - any fault of a plugin stays its own
@@ -154,6 +157,9 @@ class Guard:
 
     def _outer(self, hook: str, check: Check, outer: Any, inner: Any) -> Any:
         """What a wrapper made of ``inner``, or ``inner`` when that cannot be used."""
+        if outer is inner:
+            recheck = self._rechecks.get(hook)
+            return inner if inner is None or recheck is None else self._checked(hook, recheck, inner, None)
         if outer is None:
             advice = "the inner answer is kept; end the wrapper with: return result"
             self._record(hook, "no_return", "the wrapper returned None although the inner call answered", advice)
@@ -166,13 +172,11 @@ class Guard:
         except PluginFaultError:
             raise
         except Malformed as fault:
-            what, seen, advice, cause = fault.what, fault.seen, fault.advice, fault.__cause__
+            what, cause = fault.what, None
+            seen, advice = fault.seen, fault.advice
         except Exception as error:  # noqa: BLE001 - an answer odd enough to break the check is a malformed one
-            what, seen, cause = (
-                "malformed",
-                f"returned {type(answer).__name__}, which raised {error!r} when read",
-                error,
-            )
+            what, cause = "malformed", error
+            seen = f"returned {type(answer).__name__}, which raised {error!r} when read"
             advice = "return what the hook's reference describes"
         if hook == _VERIFY:
             self.detach()

@@ -19,8 +19,8 @@ class PlanCheck:
     def __init__(self, call: CurrentCall) -> None:
         self._call = call
 
-    def __call__(self, answer: Any, plugin: str) -> list[int]:
-        """The answer of one implementation as a list."""
+    def __call__(self, answer: Any, plugin: str) -> tuple[int, ...]:
+        """The answer of one implementation."""
         batch_size = len(self._call.batch)
         advice = f"the answer is ignored; return one whole number of at least 0 per row (here {batch_size}), or None"
         if isinstance(answer, str) or not isinstance(answer, Sequence):
@@ -28,14 +28,14 @@ class PlanCheck:
         if len(answer) != batch_size:
             raise Malformed("rows", f"returned {len(answer)} limits for {batch_size} rows", advice)
         try:
-            limits = [index(limit) for limit in answer]
+            limits = tuple(map(index, answer))
         except TypeError:
             raise Malformed("value", f"returned {_shown(answer)}", advice) from None
         if limits and min(limits) < 0:
             raise Malformed("value", f"returned {_shown(answer)}", advice)
         return limits
 
-    def answers(self, answers: Any, plugin: str) -> list[list[int]]:
+    def answers(self, answers: Any, plugin: str) -> list[tuple[int, ...]]:
         """What a wrapper returned: the list of the inner answers, changed or not."""
         if not isinstance(answers, list):
             advice = "the inner answers are kept; a wrapper of this hook returns the list of all answers"

@@ -65,13 +65,15 @@ class SessionHooks:
         self._manager = new_plugin_manager()
         self._hook = self._manager.hook
         plan_check = PlanCheck(self._call)
+        draft_check = DraftCheck(self._call, vocab_size=vocab_size, faults=self._faults)
         shared: dict[str, Check] = {
-            "specplug_propose": DraftCheck(self._call, vocab_size=vocab_size, faults=self._faults),
+            "specplug_propose": draft_check,
             "specplug_verify": VerificationCheck(self._call, vocab_size=vocab_size),
             "specplug_draft_space": check_draft_space,
         }
         self._checks: Mapping[str, Check] = {**shared, "specplug_plan": plan_check}
         self._wrapper_checks: Mapping[str, Check] = {**shared, "specplug_plan": plan_check.answers}
+        self._rechecks: Mapping[str, Check] = {"specplug_propose": draft_check.recheck}
         if trace:
             enable_trace(self._manager)
         if verifier is not None:
@@ -107,6 +109,7 @@ class SessionHooks:
             faults=self._faults,
             checks=self._checks,
             wrapper_checks=self._wrapper_checks,
+            rechecks=self._rechecks,
             on_detach=self._detach,
             time_limit_s=self._time_limit_s,
         )
@@ -145,7 +148,7 @@ class SessionHooks:
     def plan(self, batch: Batch, limits: Sequence[int]) -> list[int]:
         """The elementwise minimum of ``limits`` ``[batch]`` and of every ``specplug_plan`` answer."""
         self._call.batch = batch
-        answers: list[list[int]] = self._hook.specplug_plan(batch=batch)
+        answers: list[tuple[int, ...]] = self._hook.specplug_plan(batch=batch)
         planned = list(limits)
         for answer in answers:
             planned = list(map(min, planned, answer))

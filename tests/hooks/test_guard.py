@@ -282,6 +282,19 @@ def test_a_wrappers_malformed_draft_is_its_own_fault(
     assert hooks.take_faults() == {reason: 1}
 
 
+def test_ids_that_a_wrapper_changed_in_place_are_checked_again(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:
+    def add(number: int) -> Any:
+        return wrapper(lambda inner: inner.draft_token_ids.add_(number) is None or inner)
+
+    hooks = make_hooks(add(5), Proposer())
+    draft = hooks.propose(make_batch(1), [1])
+    assert draft is not None
+    assert draft.draft_token_ids.tolist() == [6]
+    hooks = make_hooks(add(63), Proposer())
+    assert hooks.propose(make_batch(1), [1]) is None
+    assert hooks.take_faults() == {"propose_out_of_range:a": 1}
+
+
 def test_wrappers_never_see_a_malformed_draft(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:
     class Lists:
         @hookimpl
@@ -312,7 +325,8 @@ def test_a_wrapper_of_plan_gets_and_returns_all_answers(make_hooks: MakeHooks, m
 
     batch = make_batch(2)
     assert make_hooks(around(lambda answers: [*answers, [1, 3]]), Cap(), strict=True).plan(batch, [4, 4]) == [1, 2]
-    for bad in (lambda answers: [1, 1], lambda answers: (1,), lambda answers: None):
+    in_place = lambda answers: answers.clear() or answers.append("x") or answers  # noqa: E731
+    for bad in (lambda answers: [1, 1], lambda answers: (1,), lambda answers: None, in_place):
         hooks = make_hooks(around(bad), Cap())
         assert hooks.plan(batch, [4, 4]) == [2, 2]
         assert sum(hooks.take_faults().values()) == 1
@@ -447,7 +461,7 @@ GOOD = verification([[1, 5, -1], [2, -1, -1]], [1, 0])
         (verification([[1, 5, -1], [2, -1, -1]], [1, 0], is_invalid=torch.zeros(2)), "verify_shape:a"),
         (verification([[1, 5, -1], [2, -1, -1]], [1, 0], accepted_draft_indices=torch.zeros(3)), "verify_shape:a"),
         (verification([[1, 5, -1], [2, -1, -1]], [1, 0], is_invalid=7), "verify_malformed:a"),
-        (verification([[1, 5, -1], [2, -1, -1]], [1, 2]), "verify_value:a"),
+        (verification([[1, 5, -1], [2, 3, 4]], [1, 2]), "verify_value:a"),
         (verification([[1, 5, -1], [2, -1, -1]], [-1, 0]), "verify_value:a"),
         (verification([[1, -1, -1], [2, -1, -1]], [1, 0]), "verify_value:a"),
         (verification([[1, 64, -1], [2, -1, -1]], [1, 0]), "verify_value:a"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specplug.errors import ConfigError, PluginLoadError
 from specplug.hooks.markers import PROJECT, hookimpl
@@ -25,13 +25,22 @@ _EXAMPLE = 'model="package.module.ClassName"'
 
 
 class CustomClassOptions(BaseModel):
-    """The keys of ``custom_class``."""
+    """The keys of ``custom_class``. A dotted ``model`` is imported here, so that its faults show before weights load.
+
+    Whether there is a path and whether it is dotted is for the configuration to say; ``check_class_path`` says it too.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = Field(
         default=None, description="Dotted path of the proposer's class: package.module.ClassName."
     )
+
+    @model_validator(mode="after")
+    def _names_a_proposer(self) -> CustomClassOptions:
+        if self.model is not None and _is_dotted(self.model):
+            check_class_path(self.model)
+        return self
 
 
 def check_class_path(path: str | None) -> type:
@@ -42,22 +51,27 @@ def check_class_path(path: str | None) -> type:
     with the cause, when the module cannot be imported.
     """
     if not path:
-        raise ConfigError(f'method "custom_class" needs the class of the proposer: write {_EXAMPLE}.')
-    module_name, _, class_name = path.rpartition(".")
-    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"custom_class needs the class of the proposer: write {_EXAMPLE}")
+    if not _is_dotted(path):
         what = "is a model id or a folder, not a class" if "/" in path else "is not the dotted path of a class"
-        raise ConfigError(f'method "custom_class": model={path!r} {what}; write {_EXAMPLE}.')
+        raise ConfigError(f"model={path!r} {what}; write {_EXAMPLE}")
+    module_name, _, class_name = path.rpartition(".")
     module = _import(module_name, path)
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
         raise ConfigError(_no_such_class(module, class_name, found))
     if not is_specplug_shaped(found) and not callable(getattr(found, "propose", None)):
         raise ConfigError(
-            f'method "custom_class": {path} is no proposer. Give it specplug hooks (for example as a subclass of '
+            f"model={path!r} is no proposer; give the class specplug hooks (for example as a subclass of "
             "specplug.proposers.RowProposer) or vLLM's propose(sampled_token_ids, num_tokens_no_spec, "
-            "token_ids_cpu, slot_mappings=None)."
+            "token_ids_cpu, slot_mappings=None)"
         )
     return found
+
+
+def _is_dotted(path: str) -> bool:
+    parts = path.split(".")
+    return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
 def is_specplug_shaped(found: type) -> bool:
@@ -71,21 +85,22 @@ def _import(module_name: str, path: str) -> ModuleType:
         return importlib.import_module(module_name)
     except Exception as error:
         raise PluginLoadError(
-            f'method "custom_class": cannot import {module_name!r} for model={path!r}: '
-            f"{type(error).__name__}: {error}. Install the package, or put its folder on PYTHONPATH."
+            f"model={path!r}: cannot import {module_name!r} ({type(error).__name__}: {error}); "
+            "install the package, or put its folder on PYTHONPATH"
         ) from error
 
 
 def _no_such_class(module: ModuleType, class_name: str, found: object) -> str:
-    where = f'method "custom_class": {module.__name__!r}'
+    where = f"model='{module.__name__}.{class_name}'"
     if found is not None:
-        return f"{where} has {class_name!r}, but it is a {type(found).__name__}, not a class; name a class."
+        return f"{where} is a {type(found).__name__}, not a class; name a class"
     classes = sorted(
         name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")
     )
     close = difflib.get_close_matches(class_name, classes, n=3) or classes[:8]
-    hint = f"Did you mean {' or '.join(close)}?" if close else "It has no classes."
-    return f"{where} has no class {class_name!r}. {hint}"
+    return f"{where}: {module.__name__!r} has no class {class_name!r}; " + (
+        f"it has {', '.join(close)}" if close else "it has no classes"
+    )
 
 
 def build_custom_class(config: PluginConfig, context: PluginContext) -> object:
@@ -121,8 +136,8 @@ def _specplug_arguments(found: type, path: str | None, config: PluginConfig, con
             continue
         return arguments
     raise PluginLoadError(
-        f'method "custom_class": {path}{signature} cannot be built; its constructor must take (config, context), '
-        "a PluginConfig and a PluginContext, or no arguments."
+        f"custom_class {path}{signature} cannot be built; its constructor must take (config, context), "
+        "a PluginConfig and a PluginContext, or no arguments"
     )
 
 
@@ -131,18 +146,14 @@ def _construct(found: Any, path: str | None, *arguments: Any) -> Any:
         return found(*arguments)
     except Exception as error:
         given = ", ".join(type(argument).__name__ for argument in arguments)
-        raise PluginLoadError(
-            f'method "custom_class": {path}({given}) raised {type(error).__name__}: {error}'
-        ) from error
+        raise PluginLoadError(f"custom_class {path}({given}) raised {type(error).__name__}: {error}") from error
 
 
 def _load_model(proposer: Any, path: str | None, model: Any) -> None:
     try:
         proposer.load_model(model)
     except Exception as error:
-        raise PluginLoadError(
-            f'method "custom_class": {path}.load_model raised {type(error).__name__}: {error}'
-        ) from error
+        raise PluginLoadError(f"custom_class {path}.load_model raised {type(error).__name__}: {error}") from error
 
 
 @hookimpl

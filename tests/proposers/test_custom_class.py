@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from specplug.config import resolve_engine_args, resolve_speculative_config
 from specplug.errors import ConfigError, PluginLoadError, SpecplugError
 from specplug.hooks import SessionHooks, hookimpl
 from specplug.methods import PluginConfig, PluginContext
@@ -140,7 +142,7 @@ def test_B150_four_distinct_texts() -> None:
     assert "cannot import 'specplug_x'" in str(no_package)
     assert isinstance(no_package, ImportError)
     assert isinstance(no_package.__cause__, ModuleNotFoundError)
-    assert "has no class 'RepeatLst'. Did you mean RepeatLast" in str(no_class)
+    assert "has no class 'RepeatLst'; it has RepeatLast" in str(no_class)
     assert isinstance(no_path, ValueError) and isinstance(undotted, ValueError) and isinstance(no_class, ValueError)
     assert len({str(fault) for fault in faults}) == 4
 
@@ -155,10 +157,10 @@ def test_B150_four_distinct_texts() -> None:
         (".Class", "is not the dotted path"),
         ("a..B", "is not the dotted path"),
         ("my-package.Class", "is not the dotted path"),
-        (f"{HOME}.a_function", "has 'a_function', but it is a function, not a class"),
-        (f"{HOME}.NoProposer", "is no proposer. Give it specplug hooks"),
-        (f"{HOME}.Zzzz", "has no class 'Zzzz'. Did you mean"),
-        ("specplug_toy_classes.Any", "has no class 'Any'. It has no classes."),
+        (f"{HOME}.a_function", "is a function, not a class; name a class"),
+        (f"{HOME}.NoProposer", "is no proposer; give the class specplug hooks"),
+        (f"{HOME}.Zzzz", "has no class 'Zzzz'; it has "),
+        ("specplug_toy_classes.Any", "has no class 'Any'; it has no classes"),
     ],
 )
 def test_other_wrong_paths(path: str, text: str) -> None:
@@ -170,9 +172,31 @@ def test_other_wrong_paths(path: str, text: str) -> None:
 def test_an_import_that_raises_keeps_its_cause(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raises_at_import.py").write_text("raise RuntimeError('no licence')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginLoadError, match=r"cannot import 'raises_at_import'.*RuntimeError: no licence") as caught:
+    with pytest.raises(
+        PluginLoadError, match=r"cannot import 'raises_at_import' \(RuntimeError: no licence\)"
+    ) as caught:
         check_class_path("raises_at_import.Proposer")
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_the_options_import_the_class_and_leave_the_form_of_the_path_to_the_configuration() -> None:
+    assert CustomClassOptions().model is None
+    assert CustomClassOptions(model="proposer").model == "proposer"
+    assert CustomClassOptions(model=f"{HOME}.RepeatLast").model == f"{HOME}.RepeatLast"
+    with pytest.raises(ValidationError, match="has no class 'RepeatLst'; it has RepeatLast"):
+        CustomClassOptions(model=f"{HOME}.RepeatLst")
+    with pytest.raises(PluginLoadError, match="cannot import 'specplug_x'"):
+        CustomClassOptions(model="specplug_x.Nope")
+
+
+@pytest.mark.parametrize("path", [f"{HOME}.RepeatLst", "specplug_x.Nope", "proposer", None])
+def test_B150_a_wrong_path_is_found_before_the_target_is_asked_for(path: str | None) -> None:
+    engine, _ = resolve_engine_args("no/such/model", {})
+    methods = {"custom_class": custom_class.specplug_register()[0]}
+    settings = {"method": "custom_class", "num_speculative_tokens": 2} | ({"model": path} if path else {})
+    with pytest.raises((ConfigError, PluginLoadError)) as caught:
+        resolve_speculative_config(settings, methods, engine=engine)
+    assert len(getattr(caught.value, "faults", [""])) == 1
 
 
 @pytest.mark.parametrize("name", ["RepeatLast", "BareHooks", "VllmLike"])

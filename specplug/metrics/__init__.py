@@ -11,6 +11,7 @@ from specplug.metrics.records import (
     RequestSpecDecodeMetrics,
     SourceTotals,
     Vector,
+    merge,
 )
 from specplug.metrics.render import acceptance_line, stats_lines
 
@@ -24,5 +25,6 @@ __all__ = [
     "SourceTotals",
     "Vector",
     "acceptance_line",
+    "merge",
     "stats_lines",
 ]

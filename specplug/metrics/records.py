@@ -7,7 +7,8 @@ requests received, after stop and length cuts. ``docs/metrics.md`` holds the for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "RequestSpecDecodeMetrics",
     "SourceTotals",
     "Vector",
+    "merge",
 ]
 
 
@@ -184,6 +186,44 @@ class AggregateSpecDecodeMetrics(AcceptanceCounts):
             "faults": dict(self.faults),
             "verify_methods": dict(self.verify_methods),
         }
+
+
+def merge(parts: Iterable[AcceptanceCounts]) -> AcceptanceCounts:
+    """The counts of several requests together; K is the largest of theirs."""
+    listed = list(parts)
+    sources: dict[str, SourceTotals] = {}
+    skipped: dict[str, int] = {}
+    for part in listed:
+        for name, totals in part.sources.items():
+            sources[name] = _add_sources(sources.get(name), totals)
+        for reason, count in part.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + count
+    return AcceptanceCounts(
+        num_spec_tokens=max((part.num_spec_tokens for part in listed), default=0),
+        num_steps=sum(part.num_steps for part in listed),
+        num_drafts=sum(part.num_drafts for part in listed),
+        num_draft_tokens=sum(part.num_draft_tokens for part in listed),
+        num_emitted_tokens=sum(part.num_emitted_tokens for part in listed),
+        num_draft_emitted_tokens=sum(part.num_draft_emitted_tokens for part in listed),
+        histogram=_add_histograms([part.histogram for part in listed]),
+        verified_histogram=_add_histograms([part.verified_histogram for part in listed]),
+        sources=sources,
+        skipped=skipped,
+    )
+
+
+def _add_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0)) or (0,)
+
+
+def _add_sources(first: SourceTotals | None, second: SourceTotals) -> SourceTotals:
+    if first is None:
+        return second
+    return SourceTotals(
+        first.num_draft_tokens + second.num_draft_tokens,
+        first.num_accepted_tokens + second.num_accepted_tokens,
+        first.num_verified_accepted_tokens + second.num_verified_accepted_tokens,
+    )
 
 
 def _total(histogram: Sequence[int]) -> int:

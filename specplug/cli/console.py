@@ -1,0 +1,59 @@
+"""Where output goes: results to stdout, everything about them (errors, progress, statistics) to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+__all__ = ["error", "note", "output", "percent_bar", "progress"]
+
+_WIDTH_OF_FILES = 140
+
+
+def output() -> Console:
+    """A console on stdout; wide where that is no terminal, so that tables in files keep their lines."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+    return Console(file=sys.stdout, highlight=False, width=width)
+
+
+def _messages() -> Console:
+    # The stream is bound now: whoever redirects sys.stderr later (a library's noise) does not take the bars along.
+    return Console(file=sys.stderr, highlight=False)
+
+
+def error(text: str) -> None:
+    """An error message, on stderr."""
+    _messages().print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """A line about the result, on stderr."""
+    _messages().print(escape(text), soft_wrap=True)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Bars on stderr that vanish when done; nothing at all where stderr is no terminal."""
+    console = _messages()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(show_speed=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        yield bars
+
+
+@contextmanager
+def percent_bar(description: str) -> Iterator[Callable[[str, float], None]]:
+    """One bar, moved by calls of (what is being done, fraction done)."""
+    with progress() as bars:
+        task = bars.add_task(description, total=1.0)
+        yield lambda what, fraction: bars.update(task, description=what, completed=fraction)

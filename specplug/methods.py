@@ -65,7 +65,8 @@ class PluginContext:
     """``create(method, options)`` builds an instance of another installed method, for composites."""
     draft_space: Callable[[Any], Any]
     """``draft_space(draft)`` asks ``specplug_draft_space`` for the map between a draft model's vocabulary and
-    the target's; the identity when nobody answers."""
+    the target's; the identity when nobody answers. Ask from ``specplug_start_session`` on: in the factory the
+    session's other instances do not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)

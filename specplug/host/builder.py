@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specplug.config import ResolvedConfig
@@ -29,12 +29,15 @@ def build_session(
     max_num_batched_tokens: int,
     strict: bool = False,
     trace: bool = False,
+    describe: Callable[[str], str] | None = None,
 ) -> HostSession:
     """Build every configured instance, tap the layers they read, and announce the session to them.
 
+    ``describe``: distribution and version of a plugin's name, for fault messages.
     Raises ``PluginLoadError`` naming the plugin whose factory failed.
     """
-    return _Builder(target, resolved, methods).build(max_num_batched_tokens, strict=strict, trace=trace)
+    builder = _Builder(target, resolved, methods)
+    return builder.build(max_num_batched_tokens, strict=strict, trace=trace, describe=describe)
 
 
 class _Builder:
@@ -58,7 +61,9 @@ class _Builder:
         )
         self._context = PluginContext(self._session, target, self._create, self._draft_space)
 
-    def build(self, max_num_batched_tokens: int, *, strict: bool, trace: bool) -> HostSession:
+    def build(
+        self, max_num_batched_tokens: int, *, strict: bool, trace: bool, describe: Callable[[str], str] | None
+    ) -> HostSession:
         instances = [(config.name, self._instance(config)) for config in self._resolved.plugins]
         verifier = self._verifier()
         hooks = SessionHooks(
@@ -67,6 +72,7 @@ class _Builder:
             strict=strict,
             trace=trace,
             verifier=verifier,
+            describe=describe,
         )
         self._hooks = hooks
         self._target.tap(sorted(self._layers))

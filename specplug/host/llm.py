@@ -70,6 +70,7 @@ class LLM:
             max_num_batched_tokens=self.engine_args.max_num_batched_tokens,
             strict=strict,
             trace=manager.trace,
+            describe=manager.describe,
         )
         self._seeds = random.Random(self.engine_args.seed)
         self._ids = itertools.count()

@@ -58,8 +58,6 @@ MaxModelLen: TypeAlias = Annotated[
     int | None, typer.Option("--max-model-len", metavar="TOKENS", help="Most tokens of prompt and output together.")
 ]
 
-_SAMPLING = "sampling_params"
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -86,9 +84,7 @@ def gather(
     from_file = values.pop("plugins", None) or []
     if not isinstance(from_file, list):
         raise ConfigError(f"plugins={from_file!r} in {config_file} must be a list of names or mappings")
-    in_file = values.pop(_SAMPLING, None) or {}
-    if not isinstance(in_file, dict):
-        raise ConfigError(f"{_SAMPLING}={in_file!r} in {config_file} must be a mapping, such as {{temperature: 0.7}}")
+    in_file = values.pop("sampling_params", None) or {}
     file_model = values.pop("model", None)
     file_speculative = values.pop("speculative_config", None)
     return Settings(

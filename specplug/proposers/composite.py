@@ -36,8 +36,9 @@ class CompositeProposer(Proposer):
     """Holds child proposers and asks them in order: each row takes the first draft that is not empty.
 
     Every hook but ``specplug_propose`` is forwarded to all children. A request whose switches name a ``method``
-    is drafted by that child only, and by nobody if no child has that name (see ``method_names``). Override
-    ``propose`` for another choice; ``ask_child`` and ``merge_drafts`` are the pieces.
+    is drafted by that child only, and by nobody if no child has that name (see ``method_names``). A child that
+    raises takes the composite with it. Override ``propose`` for another choice; ``ask_child`` and
+    ``merge_drafts`` are the pieces.
     """
 
     def __init__(self, children: Sequence[tuple[str, object]]) -> None:

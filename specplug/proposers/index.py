@@ -4,7 +4,7 @@ The index is a suffix automaton. Its states are classes of texts that end at the
 suffix link of the state of the whole sequence is the longest ending that occurred earlier. Appending a token
 costs amortised constant time and finding the longest match none at all, whatever the length of the sequence.
 
-Storage is flat: five ``int32`` values a state, and one dictionary for the transitions of states with more than
+Storage is flat: six ``int32`` values a state, and one dictionary for the transitions of states with more than
 one. There are at most two states and one such extra transition per token.
 """
 

@@ -87,7 +87,7 @@ class VllmShapedProposer(Proposer):
             answer = answer.tolist()
         if not isinstance(answer, Sequence) or isinstance(answer, str):
             raise TypeError(
-                f"{self._name}.propose() returned a {type(answer).__name__}; it must return one list of token ids "
+                f"{self._name}.propose() returned {type(answer).__name__}; it must return one list of token ids "
                 "per request or an integer tensor [num_requests, k]"
             )
         if len(answer) != batch_size:

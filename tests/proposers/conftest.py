@@ -1,13 +1,18 @@
-"""Batches of bare token ids, as the host would make them."""
+"""Batches of bare token ids, as the host would make them; and a counter of operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import specplug.proposers
 from specplug.sampling_params import SamplingParams
 from specplug.types import Batch, Request, TokenIds
 
@@ -58,3 +63,32 @@ def _make_batch(
 @pytest.fixture(scope="session")
 def make_batch() -> MakeBatch:
     return _make_batch
+
+
+class LineCount:
+    lines = 0
+
+
+@contextmanager
+def _counted_lines() -> Iterator[LineCount]:
+    folder = str(Path(specplug.proposers.__file__).parent)
+    count = LineCount()
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        count.lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+@pytest.fixture
+def counted_lines() -> Callable[[], AbstractContextManager[LineCount]]:
+    """Counts the lines that ``specplug.proposers`` executes: operations, not seconds."""
+    return _counted_lines

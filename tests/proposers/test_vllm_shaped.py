@@ -105,8 +105,8 @@ def test_lists_are_cut_to_the_limits(make_batch: Any) -> None:
     [
         (None, TypeError, r"pkg\.Scripted\.propose\(\) returned None"),
         ([[1], [2]], ValueError, r"pkg\.Scripted\.propose\(\) returned 2 rows for 3 requests"),
-        (0.5, TypeError, "returned a float"),
-        ("abc", TypeError, "returned a str"),
+        (0.5, TypeError, "returned float; it must return one list"),
+        ("abc", TypeError, "returned str;"),
         ([[1], [2.0], []], TypeError, r"returned 2\.0 \(float\) in row 1"),
         ([[1], [True], []], TypeError, r"returned True \(bool\) in row 1"),
         ([[1], None, []], TypeError, "returned None for row 1"),
@@ -114,7 +114,7 @@ def test_lists_are_cut_to_the_limits(make_batch: Any) -> None:
         (torch.zeros(3, 2), TypeError, r"returned 0\.0 \(float\) in row 0"),
         (torch.zeros(3, dtype=torch.int64), TypeError, "returned 0 for row 0"),
         (torch.zeros(2, 2, dtype=torch.int64), ValueError, "returned 2 rows for 3 requests"),
-        (torch.tensor(3), TypeError, "returned a int"),
+        (torch.tensor(3), TypeError, "returned int;"),
     ],
 )
 def test_B152_wrong_shapes_are_errors(make_batch: Any, answer: Any, error: type[Exception], text: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -12,6 +15,8 @@ from specplug.verify.torch_rules import TorchRules
 
 __all__ = ["Verifier", "verifier_for"]
 
+logger = logging.getLogger(__name__)
+
 
 class Verifier(Protocol):
     """One implementation of all rules."""
@@ -21,5 +26,22 @@ class Verifier(Protocol):
 
 
 def verifier_for(device: torch.device) -> Verifier:
-    """The implementation for logits on ``device``; it keeps buffers, so one object serves one thread."""
-    return TorchRules()
+    """Triton kernels on CUDA and ROCm devices where Triton is installed, else the torch rules; says which, once.
+
+    It keeps buffers: one object serves one thread.
+    """
+    if device.type != "cuda":
+        _say_once(f"verification runs in torch: device {device.type} has no Triton kernels")
+        return TorchRules()
+    if find_spec("triton") is None:
+        _say_once("verification runs in torch: Triton is not installed")
+        return TorchRules()
+    from specplug.verify.kernels.rules import TritonRules
+
+    _say_once(f"verification runs in Triton kernels on {device.type}")
+    return TritonRules()
+
+
+@cache
+def _say_once(line: str) -> None:
+    logger.info(line)

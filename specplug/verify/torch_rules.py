@@ -110,7 +110,7 @@ class _Walk:
         """The first maximum, None when the row is unusable."""
         logits = self.logits(slot)
         best = int(logits.argmax())
-        return best if logits[best] > -np.inf else None
+        return best if -np.inf < logits[best] < np.inf else None
 
     def softmax(self, logits: Floats) -> Floats:
         """``[vocab]`` at the row's temperature, in the step's target buffer; NaN when the row is unusable."""
@@ -189,7 +189,7 @@ class _Walk:
     def draw_coupled(self, slot: int) -> int | None:
         """The arg-max of the processed logits plus the noise shared with the proposer."""
         logits = self.logits(slot)
-        if not logits.max() > -np.inf:
+        if not -np.inf < logits.max() < np.inf:
             return None
         scores = logits.astype(np.float64) * (1.0 / self.row.temperature)
         scores += noise.gumbel(self.row.seed, self.row.position + slot, len(logits)).numpy()

@@ -1,0 +1,1 @@
+"""Verification as Triton kernels, one file per operation; importing this package needs Triton."""

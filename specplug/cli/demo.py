@@ -35,3 +35,5 @@ def demo(
     for part in report.renderables():
         console.print(part)
     note(report.save_plot(plot))
+    if not report.is_identical:
+        raise typer.Exit(1)

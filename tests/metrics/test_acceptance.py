@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specplug.methods import NoOptions, PluginConfig, PluginContext
-from specplug.metrics import AcceptanceMetrics, Counter, Vector, acceptance_line, stats_lines
+from specplug.metrics import AcceptanceMetrics, Counter, Vector, acceptance_line, merge, stats_lines
 from specplug.metrics.acceptance import specplug_register
 from specplug.sampling_params import SamplingParams
 from specplug.types import Request, RequestStep, Session, SourceCount, StepOutcome, TokenIds
@@ -234,6 +234,18 @@ def test_sources_are_attributed() -> None:
     assert sources["suffix"].num_accepted_tokens == 1
     labelled = {(metric.name, metric.labels.get("source")) for metric in metrics.metrics()}
     assert ("specplug:source_num_draft_tokens", "suffix") in labelled
+
+
+def test_requests_merge_to_the_aggregate() -> None:
+    source = (SourceCount("ngram", 3, 2, 3),)
+    steps = [[row("a", 3, 2, verified=3, sources=source), row("b", 0, 0, skip="limit")], [row("b", 2, 0)]]
+    metrics = observe(steps, k=3)
+    parts = [metrics.request_metrics(name) for name in "ab"]
+    merged = merge(part for part in parts if part is not None)
+    aggregate = metrics.aggregate()
+    for name, value in merged.as_dict().items():
+        assert value == aggregate.as_dict()[name]
+    assert merge([]).as_dict()["draft_acceptance_rate"] is None
 
 
 def test_times_faults_and_methods_add_up() -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from specplug.config import resolve_engine_args, resolve_speculative_config
 from specplug.errors import RequestError
 from specplug.hooks import ProcessManager, process_manager
 from specplug.host.builder import ACCEPTANCE, build_session
+from specplug.host.intake import Intake, Prompt, is_single
 from specplug.host.loading import load_target
 from specplug.host.outputs import OutputKind, RequestOutput
 from specplug.host.request_state import RequestState
-from specplug.sampling_params import MAX_SEED, SamplingParams
-from specplug.types import Request, TokenIds
+from specplug.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Prompt"]
-
-Prompt: TypeAlias = str | Mapping[str, Any] | Sequence[int]
 
 
 class LLM:
@@ -72,7 +67,7 @@ class LLM:
             trace=manager.trace,
             describe=manager.describe,
         )
-        self._seeds = random.Random(self.engine_args.seed)
+        self._intake = Intake(self._target, method_names=self._method_names(), seed=self.engine_args.seed)
         self._ids = itertools.count()
         # outputs of requests added one by one that came up while generate or stream was stepping
         self._undelivered: list[RequestOutput] = []
@@ -177,13 +172,20 @@ class LLM:
 
     # --- inside -----------------------------------------------------------------------------------------
 
+    def _method_names(self) -> Sequence[str]:
+        """What a request may name as its ``method``: a composite's children, else the session's own."""
+        if self.config.method is None:
+            return ()
+        proposer = self._session.hooks.instance(self.config.plugins[0].name)
+        return getattr(proposer, "method_names", (self.config.method,))
+
     def _prepare_all(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         output_kind: OutputKind,
     ) -> list[RequestState]:
-        listed: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        listed: list[Any] = [prompts] if is_single(prompts) else list(prompts)
         each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling_params for {len(listed)} prompts: give one for all, or one each")
@@ -196,61 +198,7 @@ class LLM:
         if request_id in self._session.scheduler:
             raise RequestError(f"request id {request_id!r} is in use; finish or abort it, or choose another id")
         params = self.get_default_sampling_params() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
-        if params.stop_strings and self._target.tokenizer is None:
-            raise RequestError(f"stop={params.stop!r} needs a tokenizer, and the target has none; use stop_token_ids")
-        text, token_ids, cache_salt = self._read_prompt(prompt)
-        limit = self._target.max_model_len
-        if len(token_ids) >= limit:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens and max_model_len is {limit}: at most {limit - 1} leave room "
-                "for output. Shorten it, or raise max_model_len if the model allows."
-            )
-        room = limit - len(token_ids)
-        return RequestState(
-            Request(
-                request_id=request_id,
-                prompt_token_ids=TokenIds(np.asarray(token_ids, dtype=np.int32)),
-                sampling_params=params,
-                seed=self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed,
-                cache_salt=cache_salt,
-                speculation=params.extra_args.get("specplug", {}),
-            ),
-            prompt=text,
-            max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_ids=self._target.eos_token_ids,
-            tokenizer=self._target.tokenizer,
-            output_kind=output_kind,
-        )
-
-    def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
-        """Text, token ids and cache salt of a prompt in any of its forms."""
-        cache_salt = None
-        if isinstance(prompt, Mapping):
-            cache_salt = prompt.get("cache_salt")
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), self._check_ids(prompt["prompt_token_ids"]), cache_salt
-            prompt = prompt.get("prompt", "")
-        if not isinstance(prompt, str):
-            return None, self._check_ids(prompt), cache_salt
-        if self._target.tokenizer is None:
-            raise RequestError("the prompt is text and the target has no tokenizer; pass {'prompt_token_ids': [...]}")
-        return prompt, self._check_ids(self._target.tokenizer(prompt)["input_ids"]), cache_salt
-
-    def _check_ids(self, token_ids: Any) -> list[int]:
-        if isinstance(token_ids, str) or not hasattr(token_ids, "__iter__"):
-            raise RequestError(f"prompt_token_ids={token_ids!r} must be a list of token ids")
-        ids = list(token_ids)
-        if not ids:
-            raise RequestError("the prompt is empty; the target needs at least one token to start from")
-        for position, token_id in enumerate(ids):
-            if not isinstance(token_id, int | np.integer) or not 0 <= token_id < self._target.vocab_size:
-                raise RequestError(
-                    f"prompt_token_ids[{position}]={token_id!r} is not a token id of the target, which has ids "
-                    f"0 to {self._target.vocab_size - 1}"
-                )
-        return ids
+        return self._intake.prepare(request_id, prompt, params, output_kind)
 
     def _run(self, states: Sequence[RequestState]) -> Iterator[RequestOutput]:
         """Step until these requests are done; whatever interrupts, none of them is left behind."""
@@ -270,13 +218,6 @@ class LLM:
             for request_id in pending:
                 self._session.abort(request_id)
             self._session.apply_aborts()
-
-
-def _is_single(prompts: Any) -> bool:
-    if isinstance(prompts, str | Mapping):
-        return True
-    first = next(iter(prompts), None)
-    return isinstance(first, int | np.integer)
 
 
 @contextmanager

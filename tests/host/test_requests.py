@@ -290,3 +290,12 @@ def test_step_runs_in_inference_mode(make_llm: MakeLLM) -> None:
         llm.generate([[0]], greedy(3))
     assert modes == [True] * len(modes)
     assert modes
+
+
+def test_B158_a_request_that_names_no_method_of_the_session_is_refused(make_llm: MakeLLM) -> None:
+    params = greedy(extra_args={"specplug": {"method": "sufix"}})
+    with make_llm(ScriptedTarget(SCRIPT), Following()) as llm:
+        with pytest.raises(RequestError, match=r"\['method'\]='sufix' is not in this session; it has scripted"):
+            llm.generate([[0]], params)
+        [output] = llm.generate([[0]], greedy(extra_args={"specplug": {"method": "scripted"}}))
+    assert output.outputs[0].token_ids == SCRIPT

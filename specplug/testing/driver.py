@@ -86,11 +86,6 @@ class Step:
     draft: Draft | None = None
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
-    def was_asked(self) -> bool:
-        """Whether ``specplug_propose`` was called."""
-        return any(self.limits)
-
 
 class HookDriver:
     """Runs the hooks of one proposer in the host's order over a rig's target; one session.
@@ -163,7 +158,7 @@ class HookDriver:
         import torch
 
         with torch.inference_mode():
-            asked = self.propose(limit=limit)
+            asked = self._ask(limit)
             drafts = [asked.drafts[row.request.request_id] for row in self.rows]
             before = [row.num_computed_tokens for row in self.rows]
             counts = [self._num_query_tokens(row, draft) for row, draft in zip(self.rows, drafts, strict=True)]
@@ -178,8 +173,10 @@ class HookDriver:
             self.call("accept_metrics", outcome=outcome)
         return asked
 
-    def propose(self, *, limit: int | Sequence[int] | None = None) -> Step:
-        """Only ask for drafts, as the next step would, and leave everything where it is."""
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _ask(self, limit: int | Sequence[int] | None) -> Step:
+        """Plan and propose."""
         batch = self._batch()
         limits = self._limits(limit)
         if any(limits):
@@ -187,8 +184,6 @@ class HookDriver:
             limits = tuple(min(all_of_row) for all_of_row in zip(limits, *answers, strict=True))
         draft = self.call("propose", batch=batch, limits=limits) if any(limits) else None
         return Step(batch, limits, draft, self._usable(batch, draft))
-
-    # --- inside -----------------------------------------------------------------------------------------
 
     def _limits(self, limit: int | Sequence[int] | None) -> tuple[int, ...]:
         most = self.rig.num_speculative_tokens

@@ -36,7 +36,7 @@ def interpreter_cases() -> Iterator[VerifyCase]:
     yield VerifyCase(1000, batch_size=6, dtype=torch.bfloat16, has_placeholders=True, seed=1)
     yield VerifyCase(1000, batch_size=6, dtype=torch.float16, draft_dtype=torch.float32, is_strided=True, seed=2)
     yield VerifyCase(2100, batch_size=8, max_drafts=2, has_filters=True, seed=3)
-    yield VerifyCase(9000, batch_size=2, max_drafts=1, rules=("match", "standard"), has_filters=True, seed=9)
+    yield VerifyCase(9000, num_drafts=(1, 1), rules=("match", "standard"), has_filters=True, seed=9)
     yield VerifyCase(129, batch_size=6, has_nan=True, has_placeholders=True, seed=4)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-__all__ = ["conditional_rates", "rates_from_length"]
+__all__ = ["conditional_rates"]
 
 
 def conditional_rates(rates: Sequence[float]) -> tuple[float, ...]:
@@ -19,14 +18,3 @@ def conditional_rates(rates: Sequence[float]) -> tuple[float, ...]:
         conditional.append(rate / before if before > 0.0 else 0.0)
         before = rate
     return tuple(conditional)
-
-
-def rates_from_length(length: float, num_speculative_tokens: int) -> tuple[float, ...]:
-    """Unconditional rates of least variance whose mean emitted length (bonus included) is ``length``.
-
-    ``length`` lies in ``[1, num_speculative_tokens + 1]``. Whole tokens are certain, one is fractional.
-    """
-    num_certain = math.floor(length - 1.0)
-    fraction = length - 1.0 - num_certain
-    rates = [1.0] * num_certain + [fraction] + [0.0] * num_speculative_tokens
-    return tuple(rates[:num_speculative_tokens])

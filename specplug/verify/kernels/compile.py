@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import argparse
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,17 +150,18 @@ def _hip_usage(compiled: Any) -> tuple[int, int]:
 
 def main() -> int:
     """Print one line per kernel and target; the exit status is 1 where registers spill."""
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", default=list(TARGETS), help=f"of {', '.join(TARGETS)}; all by default")
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16", "fp16"], help="dtypes of the logits")
+    arguments = parser.parse_args()
     has_spills = False
     sys.stdout.write(f"{'target':<8}{'dtype':<6}{'kernel':<28}registers  local bytes  shared bytes\n")
-    for target in sys.argv[1:] or TARGETS:
-        for found in compile_kernels(target):
+    for target in arguments.targets:
+        for found in compile_kernels(target, tuple(arguments.dtypes)):
             has_spills |= found.local_bytes > 0
-            row = asdict(found)
             sys.stdout.write(
-                "{target:<8}{dtype:<6}{kernel:<28}{num_registers:>9}{local_bytes:>13}{shared_memory_bytes:>14}\n".format(
-                    **row
-                )
+                f"{found.target:<8}{found.dtype:<6}{found.kernel:<28}{found.num_registers:>9}"
+                f"{found.local_bytes:>13}{found.shared_memory_bytes:>14}\n"
             )
     return int(has_spills)
 

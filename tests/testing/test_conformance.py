@@ -49,7 +49,7 @@ def test_checks_cannot_be_overridden() -> None:
 
 
 def test_expected_failures_need_a_known_check_and_a_reason() -> None:
-    with pytest.raises(TypeError, match="names 'rolback'; the checks are proposes, contract"):
+    with pytest.raises(TypeError, match="names 'rolback'; the checks are contract, proposes"):
         type("TestX", (ProposerConformance,), {"expected_failures": {"rolback": "why"}})
     with pytest.raises(TypeError, match=r"\['rollback'\] must say why"):
         type("TestX", (ProposerConformance,), {"expected_failures": {"rollback": " "}})

@@ -90,8 +90,8 @@ class DemoReport:
         for kind in dict.fromkeys(cell.kind for cell in self.cells):
             yield self._table(kind)
         yield (
-            f"bfloat16, greedy, decoding only (prompts excluded), median of {self.num_rounds} interleaved plain and "
-            f"{self.method} run(s); K={self.num_speculative_tokens}; acceptance length incl. bonus token; decoding "
+            f"bfloat16, greedy, decoding only (prompts excluded), median of up to {self.num_rounds} interleaved plain "
+            f"and {self.method} runs; K={self.num_speculative_tokens}; acceptance length incl. bonus token; decoding "
             f"took {self.decoding_s:.0f} s"
         )
         yield ""

@@ -26,7 +26,7 @@ _NUM_SPECULATIVE_TOKENS = 5
 _METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
 }
-_SHARE_OF_TIME_FOR_ROUNDS = 0.75
+_SHARE_OF_TIME_FOR_ROUNDS = 0.8
 """The rest of the time is for the identity report."""
 
 
@@ -36,7 +36,7 @@ class DemoPlan:
 
     speculative_config: Mapping[str, Any]
     minutes: float
-    max_tokens: int = 96
+    max_tokens: int = 64
     batches: Mapping[int, int] = field(default_factory=lambda: {1: 2, 8: 8})
     max_rounds: int = 2
     identity_prompts: int = 2
@@ -125,34 +125,31 @@ class _Demo:
             plain, speculative = self._pair(stack, "bfloat16")
             for llm in (plain, speculative):
                 decode(llm, self._prompts[plan.kinds[0]][:1], SamplingParams(temperature=0.0, max_tokens=8))
-            spent = 0.0
-            num_rounds = 0
-            while num_rounds < plan.max_rounds and self._has_time_for(spent, num_rounds):
-                started = time.perf_counter()
-                self._round(cells, plain, speculative, num_rounds + 1)
-                spent += time.perf_counter() - started
-                num_rounds += 1
+            num_rounds = self._rounds(cells, plain, speculative)
         return cells, num_rounds
 
-    def _has_time_for(self, spent: float, num_rounds: int) -> bool:
-        """The first round always runs; a further one if it will end in time."""
-        if num_rounds == 0:
-            return True
-        return spent + spent / num_rounds <= 60 * self._plan.minutes * _SHARE_OF_TIME_FOR_ROUNDS
+    def _rounds(self, cells: Sequence[Cell], plain: LLM, speculative: LLM) -> int:
+        """Plain and speculative runs in turn, cell by cell; later rounds leave out what would not end in time."""
+        deadline = time.perf_counter() + 60 * self._plan.minutes * _SHARE_OF_TIME_FOR_ROUNDS
+        costs_s = [0.0] * len(cells)
+        for number in range(1, self._plan.max_rounds + 1):
+            with _Bar(self._bars, f"decoding, round {number}", sum(map(self._num_tokens, cells))) as bar:
+                for index, cell in enumerate(cells):
+                    started = time.perf_counter()
+                    if number == 1 or started + costs_s[index] <= deadline:
+                        self._pair_of_runs(cell, plain, speculative, bar, f"round {number}")
+                        costs_s[index] = time.perf_counter() - started
+                    bar.complete(self._num_tokens(cell))
+        return max(len(cell.plain) for cell in cells)
 
-    def _round(self, cells: Sequence[Cell], plain: LLM, speculative: LLM, number: int) -> None:
-        per_cell = {batch: 2 * count * self._plan.max_tokens for batch, count in self._plan.batches.items()}
-        total = sum(per_cell[cell.batch] for cell in cells)
-        with _Bar(self._bars, f"decoding, round {number}", total) as bar:
-            for cell in cells:
-                prompts = self._prompts[cell.kind][: self._plan.batches[cell.batch]]
-                for llm, runs, label in (
-                    (plain, cell.plain, "plain"),
-                    (speculative, cell.speculative, self._plan.method),
-                ):
-                    bar.say(f"round {number}: {cell.kind}, batch {cell.batch}, {label}")
-                    runs.append(decode_in_batches(llm, prompts, self._params, cell.batch, bar.advance))
-                bar.complete(per_cell[cell.batch])
+    def _num_tokens(self, cell: Cell) -> int:
+        return 2 * self._plan.batches[cell.batch] * self._plan.max_tokens
+
+    def _pair_of_runs(self, cell: Cell, plain: LLM, speculative: LLM, bar: _Bar, label: str) -> None:
+        prompts = self._prompts[cell.kind][: self._plan.batches[cell.batch]]
+        for llm, runs, name in ((plain, cell.plain, "plain"), (speculative, cell.speculative, self._plan.method)):
+            bar.say(f"{label}: {cell.kind}, batch {cell.batch}, {name}")
+            runs.append(decode_in_batches(llm, prompts, self._params, cell.batch, bar.advance))
 
     # --- identity ---------------------------------------------------------------------------------------------
 

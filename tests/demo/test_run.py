@@ -92,13 +92,24 @@ def test_methods_have_settings_and_a_given_config_wins() -> None:
         DemoPlan.full(method="ngram", speculative_config="{}", minutes=6)
 
 
-def test_rounds_end_when_time_does(tiny_model: Path) -> None:
+def test_every_cell_runs_once_and_again_only_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.progress import Progress
 
-    demo = run._Demo(str(tiny_model), DemoPlan(NGRAM, minutes=1.0), Progress(disable=True))
-    assert demo._has_time_for(spent=1000.0, num_rounds=0)
-    assert demo._has_time_for(spent=20.0, num_rounds=1)
-    assert not demo._has_time_for(spent=30.0, num_rounds=1)
+    seconds = iter(range(10_000))
+    monkeypatch.setattr(run.time, "perf_counter", lambda: float(next(seconds)))
+    done: list[Cell] = []
+
+    def pair(self: run._Demo, cell: Cell, *_arguments: object) -> None:
+        done.append(cell)
+        cell.plain.append(Decoded(1, 1.0, [], [], merge([])))
+
+    monkeypatch.setattr(run._Demo, "_pair_of_runs", pair)
+    cells = [Cell(kind, 1) for kind in KINDS]
+    for minutes, rounds in ((0.0, 1), (100.0, 2)):
+        done.clear()
+        demo = run._Demo("model", DemoPlan(NGRAM, minutes=minutes), Progress(disable=True))
+        demo._rounds(cells, None, None)  # type: ignore[arg-type]
+        assert done == cells * rounds
 
 
 def test_speed_up_is_the_median_of_neighbouring_runs() -> None:

@@ -1,0 +1,76 @@
+"""llama-cpp-python on a GGUF file: plain, or LlamaPromptLookupDecoding. Batch 1; tokens come one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from protocol import Marks, Run, arguments, serve
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--lookup", action="store_true", help="draft by prompt lookup, --k tokens at a time")
+    args = parser.parse_args()
+    serve(lambda: load(args))
+
+
+def load(args: Any) -> tuple[dict[str, Any], Run]:
+    import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    _avoid_amx_buffers(llama_cpp)
+    draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=args.k) if args.lookup else None
+    llm = llama_cpp.Llama(
+        args.model,
+        n_ctx=1024,
+        n_threads=args.threads,
+        n_threads_batch=args.threads,
+        draft_model=draft,
+        logits_all=args.lookup,
+        verbose=False,
+    )
+    num_forwards = _count_forwards(llm)
+
+    def run(prompts: Sequence[str], n_tokens: int) -> dict[str, Any]:
+        (prompt,) = prompts
+        num_forwards.clear()
+        llm.reset()
+        marks, ids = Marks(), list[int]()
+        for token in llm.generate(llm.tokenize(prompt.encode(), add_bos=False), temp=0.0, top_k=1):
+            marks.add(1)
+            ids.append(token)
+            if len(ids) == n_tokens:
+                break
+        return marks.answer([ids], len(num_forwards) - 1)
+
+    return {"name": "llama.cpp", "versions": {"llama_cpp": llama_cpp.__version__}, "config": {"k": args.k}}, run
+
+
+def _avoid_amx_buffers(llama_cpp: Any) -> None:
+    """Builds with GGML_NATIVE crash in ggml's AMX weight buffers on some virtual machines."""
+    low = llama_cpp.llama_cpp
+    default = low.llama_model_default_params
+
+    def params() -> Any:
+        found = default()
+        found.use_extra_bufts = False
+        return found
+
+    low.llama_model_default_params = llama_cpp.llama_model_default_params = params
+
+
+def _count_forwards(llm: Any) -> list[None]:
+    calls: list[None] = []
+    inner = llm.eval
+
+    def counted(tokens: Any) -> None:
+        inner(tokens)
+        calls.append(None)
+
+    llm.eval = counted
+    return calls
+
+
+if __name__ == "__main__":
+    main()

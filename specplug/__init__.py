@@ -23,7 +23,7 @@ from specplug.errors import (
 )
 from specplug.hooks.markers import SPECPLUG_API, hookimpl
 from specplug.methods import Capabilities, MethodSpec, NoOptions, PluginConfig, PluginContext
-from specplug.sampling_params import SamplingParams
+from specplug.sampling_params import SamplingParams, StructuredOutputsParams
 from specplug.types import (
     Batch,
     Dense,
@@ -83,6 +83,7 @@ __all__ = [
     "SourceSpan",
     "SpecplugError",
     "StepOutcome",
+    "StructuredOutputsParams",
     "TokenIds",
     "Unknown",
     "Verification",

@@ -12,7 +12,10 @@ from specplug.types import Draft, RequestStep, SourceCount, Verification, cumula
 
 __all__ = ["Committed", "commit", "to_host"]
 
-_NAN_MESSAGE = "the target's logits were NaN for this request; its output up to here is kept"
+_NO_TOKEN_MESSAGE = (
+    "no token could be chosen: the target's logits were NaN, or the request's parameters together rule out every "
+    "token; its output up to here is kept"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,19 @@ def commit(
     """Apply a verification to its requests: stop and length cuts, token append, new kept length.
 
     ``states``, ``draft`` and ``skip_reasons`` have the verification's rows. Afterwards a row's
-    ``num_computed_tokens`` is what the target's state must be rolled back to.
+    ``num_computed_tokens`` is what the target's state must be rolled back to. Withdrawn requests are left as they are.
     """
     host = to_host(verification)
     starts = cumulative(draft.num_draft_tokens)
     steps = []
     for row, state in enumerate(states):
+        if state.is_withdrawn:
+            continue
         num_draft_tokens = draft.num_draft_tokens[row]
         state.num_verify_steps += 1
         if host.is_invalid[row]:
             state.num_computed_tokens = state.num_tokens
-            state.finish("error", error=_NAN_MESSAGE)
+            state.finish("error", error=_NO_TOKEN_MESSAGE)
             steps.append(RequestStep(state.request_id, num_draft_tokens, 0, 0, 0, skip_reason=skip_reasons[row]))
             continue
         num_verified = host.num_accepted_tokens[row]

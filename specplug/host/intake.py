@@ -9,8 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from specplug.errors import RequestError
+from specplug.host.features import RequestFeatures
+from specplug.host.grammar import GrammarCompiler
+from specplug.host.logprobs import TokenTexts
 from specplug.host.outputs import OutputKind
+from specplug.host.processing import build_processing
+from specplug.host.reasoning import ReasoningSection, spell_reasoning_end
 from specplug.host.request_state import RequestState
+from specplug.host.samples import sample_ids
 from specplug.host.target import Target
 from specplug.sampling_params import MAX_SEED, SamplingParams
 from specplug.types import Request, TokenIds
@@ -32,26 +38,67 @@ class Intake:
         self._target = target
         self._method_names = tuple(method_names)
         self._seeds = random.Random(seed)
+        self._grammars = GrammarCompiler(target.tokenizer, target.vocab_size)
+        self._texts = TokenTexts(target.tokenizer)
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, output_kind: OutputKind) -> RequestState:
-        """The state of a request that can be served. Raises ``RequestError`` for one that cannot."""
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, output_kind: OutputKind
+    ) -> list[RequestState]:
+        """The state of a request that can be served, one per sample. Raises ``RequestError`` for one that cannot.
+
+        Sample i has the request's seed plus i, modulo 2**64.
+        """
         self._check_params(params)
+        if params.n > 1 and output_kind == "delta":
+            raise RequestError(f"n={params.n} must be 1 with a stream, which carries one sample; use generate")
         text, token_ids, cache_salt = self._read_prompt(prompt)
         room = self._room(len(token_ids))
-        return RequestState(
-            Request(
-                request_id=request_id,
+        seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
+        states = []
+        for index, sample_id in enumerate(sample_ids(request_id, params.n)):
+            request = Request(
+                request_id=sample_id,
                 prompt_token_ids=TokenIds(np.asarray(token_ids, dtype=np.int32)),
                 sampling_params=params,
-                seed=self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed,
+                seed=(seed + index) % (MAX_SEED + 1),
                 cache_salt=cache_salt,
                 speculation=params.extra_args.get("specplug", {}),
+            )
+            state = RequestState(
+                request,
+                prompt=text,
+                max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+                eos_token_ids=self._target.eos_token_ids,
+                tokenizer=self._target.tokenizer,
+                output_kind=output_kind,
+                features=self._features(params),
+                sample_index=index,
+            )
+            states.append(state)
+        return states
+
+    def _features(self, params: SamplingParams) -> RequestFeatures:
+        target = self._target
+        eos_token_ids = frozenset() if params.ignore_eos else target.eos_token_ids
+        reasoning = grammar = None
+        if params.reasoning_end is not None:
+            end_ids = spell_reasoning_end(params.reasoning_end, target.tokenizer, target.vocab_size)
+            reasoning = ReasoningSection(end_ids)
+        if params.structured_outputs is not None:
+            end_of_text = target.eos_token_ids or params.stop_token_ids or ()
+            grammar = self._grammars.compile(params.structured_outputs, end_of_text, reasoning)
+        return RequestFeatures(
+            processing=build_processing(
+                params,
+                vocab_size=target.vocab_size,
+                tokenizer=target.tokenizer,
+                ending_ids=eos_token_ids.union(params.stop_token_ids or ()),
             ),
-            prompt=text,
-            max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_ids=self._target.eos_token_ids,
-            tokenizer=self._target.tokenizer,
-            output_kind=output_kind,
+            grammar=grammar,
+            reasoning=reasoning,
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            texts=self._texts if params.detokenize else None,
         )
 
     def _check_params(self, params: object) -> None:
@@ -59,6 +106,10 @@ class Intake:
             raise RequestError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
         if params.stop_strings and self._target.tokenizer is None:
             raise RequestError(f"stop={params.stop!r} needs a tokenizer, and the target has none; use stop_token_ids")
+        for token_id in params.stop_token_ids or ():
+            if token_id >= self._target.vocab_size:
+                last = self._target.vocab_size - 1
+                raise RequestError(f"stop_token_ids names token id {token_id}; the target has ids 0 to {last}")
         method = params.extra_args.get("specplug", {}).get("method")
         if method is not None and method not in self._method_names:
             known = ", ".join(self._method_names) or "none: the session does not speculate"

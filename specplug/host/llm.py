@@ -16,6 +16,7 @@ from specplug.host.intake import Intake, Prompt, is_single
 from specplug.host.loading import load_target
 from specplug.host.outputs import OutputKind, RequestOutput
 from specplug.host.request_state import RequestState
+from specplug.host.samples import SampleGroups, sample_ids
 from specplug.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Prompt"]
@@ -69,6 +70,7 @@ class LLM:
         )
         self._intake = Intake(self._target, method_names=self._method_names(), seed=self.engine_args.seed)
         self._ids = itertools.count()
+        self._groups = SampleGroups()
         # outputs of requests added one by one that came up while generate or stream was stepping
         self._undelivered: list[RequestOutput] = []
 
@@ -86,14 +88,14 @@ class LLM:
         ``sampling_params``: one for all, or one each; None takes ``get_default_sampling_params()``.
         Raises ``RequestError`` before anything runs when a prompt or parameter cannot be served.
         """
-        states = self._prepare_all(prompts, sampling_params, "final_only")
+        requests = self._prepare_all(prompts, sampling_params, "final_only")
         done: dict[str, RequestOutput] = {}
-        with _progress(len(states), enabled=use_tqdm) as advance:
-            for output in self._run(states):
+        with _progress(len(requests), enabled=use_tqdm) as advance:
+            for output in self._run(requests):
                 if output.finished:
                     done[output.request_id] = output
                     advance()
-        return [done[state.request_id] for state in states]
+        return [done[request_id] for request_id in requests]
 
     def stream(
         self,
@@ -111,7 +113,7 @@ class LLM:
         """What the model's ``generation_config.json`` recommends, as far as specplug has the parameter."""
         config = getattr(self._target.model, "generation_config", None)
         given = {} if config is None else config.to_diff_dict()
-        names = ("temperature", "top_p", "top_k", "min_p")
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         return SamplingParams(**{name: given[name] for name in names if given.get(name) is not None})
 
     # --- step by step -----------------------------------------------------------------------------------
@@ -125,19 +127,34 @@ class LLM:
         output_kind: OutputKind = "cumulative",
     ) -> None:
         """Queue one request. Raises ``RequestError`` if it cannot be served; the others are unharmed."""
-        self._session.add(self._prepare(request_id, prompt, sampling_params, output_kind))
+        self._add(request_id, self._prepare(request_id, prompt, sampling_params, output_kind))
 
     def step(self) -> list[RequestOutput]:
         """Run one decoding step; returns the requests that got output in it or ended with it."""
         undelivered, self._undelivered = self._undelivered, []
-        return undelivered + self._session.step()
+        return undelivered + self._groups.merge(self._session.step())
 
     def has_unfinished_requests(self) -> bool:
+        """Whether ``step()`` still has something to do, now or once a paused request is resumed."""
         return self._session.has_unfinished or bool(self._undelivered)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request. One that was still waiting is returned at once, others come out of the next step."""
-        return self._session.abort(request_id)
+        ended = [self._session.abort(sample_id) for sample_id in self._groups.ids_of(request_id)]
+        merged = self._groups.merge(output for output in ended if output is not None)
+        return merged[0] if merged and merged[0].finished else None
+
+    def pause(self, request_id: str) -> bool:
+        """Take a request out of the steps until it is resumed; False for an unknown id.
+
+        Called while a step runs, by a plugin or another thread, it acts at the next boundary between two phases: what
+        the step has drafted or computed for the request is dropped. The request keeps its row and its plugins' state.
+        """
+        return any([self._session.pause(sample_id) for sample_id in self._groups.ids_of(request_id)])
+
+    def resume(self, request_id: str) -> bool:
+        """Let a paused request go on in the next step; False for an unknown id."""
+        return any([self._session.resume(sample_id) for sample_id in self._groups.ids_of(request_id)])
 
     # --- around it --------------------------------------------------------------------------------------
 
@@ -184,30 +201,42 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         output_kind: OutputKind,
-    ) -> list[RequestState]:
+    ) -> dict[str, list[RequestState]]:
+        """Request id -> the states of its samples."""
         listed: list[Any] = [prompts] if is_single(prompts) else list(prompts)
         each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling_params for {len(listed)} prompts: give one for all, or one each")
-        return [
-            self._prepare(str(next(self._ids)), prompt, one, output_kind)
-            for prompt, one in zip(listed, each, strict=True)
-        ]
+        requests = {}
+        for prompt, one in zip(listed, each, strict=True):
+            request_id = str(next(self._ids))
+            requests[request_id] = self._prepare(request_id, prompt, one, output_kind)
+        return requests
 
-    def _prepare(self, request_id: str, prompt: Prompt, params: Any, output_kind: OutputKind) -> RequestState:
-        if request_id in self._session.scheduler:
-            raise RequestError(f"request id {request_id!r} is in use; finish or abort it, or choose another id")
+    def _prepare(self, request_id: str, prompt: Prompt, params: Any, output_kind: OutputKind) -> list[RequestState]:
         params = self.get_default_sampling_params() if params is None else params
+        num_samples = params.n if isinstance(params, SamplingParams) else 1
+        for each in {request_id, *sample_ids(request_id, num_samples)}:
+            if each in self._session.scheduler or each in self._groups:
+                raise RequestError(f"request id {each!r} is in use; finish or abort it, or choose another id")
         return self._intake.prepare(request_id, prompt, params, output_kind)
 
-    def _run(self, states: Sequence[RequestState]) -> Iterator[RequestOutput]:
-        """Step until these requests are done; whatever interrupts, none of them is left behind."""
-        pending = {state.request_id for state in states}
+    def _add(self, request_id: str, states: Sequence[RequestState]) -> None:
+        self._groups.add(request_id, states)
         for state in states:
             self._session.add(state)
+
+    def _run(self, requests: Mapping[str, Sequence[RequestState]]) -> Iterator[RequestOutput]:
+        """Step until these requests are done; whatever interrupts, none of them is left behind."""
+        pending = set(requests)
+        for request_id, states in requests.items():
+            self._add(request_id, states)
         try:
             while pending:
-                for output in self._session.step():
+                outputs = self._groups.merge(self._session.step())
+                if not outputs and self._session.is_paused:
+                    raise RequestError("every request is paused, so none of this call can go on; resume one first")
+                for output in outputs:
                     if output.request_id not in pending:
                         self._undelivered.append(output)
                         continue
@@ -216,8 +245,9 @@ class LLM:
                     yield output
         finally:
             for request_id in pending:
-                self._session.abort(request_id)
-            self._session.apply_aborts()
+                self.abort(request_id)
+            leftover = self._groups.merge(self._session.apply_aborts())
+            self._undelivered += [output for output in leftover if output.request_id not in pending]
 
 
 @contextmanager

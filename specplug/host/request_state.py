@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from specplug.host.detokenizer import Detokenizer
+from specplug.host.features import RequestFeatures
+from specplug.host.logprobs import TokenLogprobs
 from specplug.host.outputs import CompletionOutput, FinishReason, OutputKind, RequestOutput
 from specplug.host.stop import Cut, StopChecker
 from specplug.types import Request, TokenIds
@@ -30,8 +32,12 @@ class RequestState:
         eos_token_ids: frozenset[int],
         tokenizer: Any,
         output_kind: OutputKind,
+        features: RequestFeatures | None = None,
+        sample_index: int = 0,
     ) -> None:
         self.request = request
+        self.features = features or RequestFeatures()
+        self.sample_index = sample_index
         self.prompt = prompt
         self.output_kind: OutputKind = output_kind
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -43,11 +49,18 @@ class RequestState:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_discarded_tokens = 0
+        self.is_paused = False
+        self.is_aborted = False
+        self.logprobs: list[TokenLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._buffer = np.empty(self.num_prompt_tokens + max_output_tokens, dtype=np.int32)
         self._buffer[: self.num_prompt_tokens] = request.prompt_token_ids.array
         params = request.sampling_params
         self._detokenizer = Detokenizer(
-            tokenizer, request.prompt_token_ids[-16:], skip_special_tokens=params.skip_special_tokens
+            tokenizer if params.detokenize else None,
+            request.prompt_token_ids[-16:],
+            skip_special_tokens=params.skip_special_tokens,
         )
         self._stop_checker = StopChecker(params, eos_token_ids, self._detokenizer)
         # text that may turn out to be the start of a stop string is not streamed before that is known
@@ -64,6 +77,11 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Paused, aborted or finished: what a running step has computed for it is dropped."""
+        return self.is_paused or self.is_aborted or self.is_finished
 
     @property
     def is_decoding(self) -> bool:
@@ -92,13 +110,20 @@ class RequestState:
 
     def cut(self, token_ids: list[int]) -> Cut:
         """How many of a step's output tokens to keep; feeds stop strings."""
-        return self._stop_checker.cut(token_ids, self.remaining)
+        return self._stop_checker.cut(token_ids, self.remaining, self.num_output_tokens)
 
     def append(self, token_ids: list[int]) -> None:
         """Add emitted tokens."""
         stop = self.num_tokens + len(token_ids)
         self._buffer[self.num_tokens : stop] = token_ids
         self.num_tokens = stop
+        if self.features.reasoning is not None:
+            self.features.reasoning.append(token_ids)
+
+    def add_logprobs(self, entry: TokenLogprobs) -> None:
+        """Add the next output token's log-probabilities; the token's own comes first."""
+        self.logprobs.append(entry)
+        self.cumulative_logprob += next(iter(entry.values())).logprob
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """End the request, once; a later reason does not overwrite the first."""
@@ -114,19 +139,31 @@ class RequestState:
         text = self._detokenizer.text
         if not is_last and self._num_held_characters:
             text = text[: max(len(text) - self._num_held_characters, self._num_streamed_characters)]
+        reasoning = self.features.reasoning
         completion = CompletionOutput(
+            index=self.sample_index,
             text=text,
             token_ids=output_ids,
+            cumulative_logprob=self.cumulative_logprob if self.features.logprobs is not None else None,
+            logprobs=list(self.logprobs) if self.features.logprobs is not None else None,
             finish_reason=self.finish_reason if is_last else None,
             stop_reason=self.stop_reason,
             num_discarded_tokens=self.num_discarded_tokens,
+            num_reasoning_tokens=reasoning.num_tokens_so_far if reasoning is not None else None,
             error=self.error,
             spec_decode_metrics=spec_decode_metrics,
         )
         if self.output_kind == "delta":
             self._keep_only_new(completion)
         prompt_ids = self.request.prompt_token_ids.tolist()
-        return RequestOutput(self.request_id, self.prompt, prompt_ids, [completion], finished=is_last)
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            prompt_ids,
+            [completion],
+            finished=is_last,
+            prompt_logprobs=self.prompt_logprobs if self.features.prompt_logprobs is not None else None,
+        )
 
     def _visible(self, output_ids: list[int]) -> list[int]:
         """The ids that become text: a token that ended the request is left out, as in vLLM."""
@@ -138,5 +175,7 @@ class RequestState:
     def _keep_only_new(self, completion: CompletionOutput) -> None:
         num_tokens, num_characters = len(completion.token_ids), len(completion.text)
         completion.token_ids = completion.token_ids[self._num_streamed_tokens :]
+        if completion.logprobs is not None:
+            completion.logprobs = completion.logprobs[self._num_streamed_tokens :]
         completion.text = completion.text[self._num_streamed_characters :]
         self._num_streamed_tokens, self._num_streamed_characters = num_tokens, num_characters

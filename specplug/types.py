@@ -386,8 +386,8 @@ class RequestStep:
     skip_reason: str | None = None
     """Why the row got no draft; None when it did. ``prefill``: its prompt ended in this step; ``disabled``: no
     speculation, for the session or the request; ``no_proposer``: the proposer was detached; ``limit``: a plan
-    or a length limit said 0; ``fault``: its draft was dropped; ``grammar``: its first token was ruled out by the request's
-    grammar; ``no_proposal``: the proposer had nothing."""
+    or a length limit said 0; ``fault``: its draft was dropped; ``grammar``: the request's grammar rules out its
+    first token; ``no_proposal``: the proposer had nothing."""
 
     @property
     def num_verified_emitted_tokens(self) -> int:

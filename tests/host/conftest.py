@@ -16,7 +16,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
 @pytest.fixture
 def make_llm() -> Callable[..., LLM]:
-    """``make_llm(target, proposer, K, **engine)``: an LLM; ``proposer`` None decodes plainly."""
+    """``make_llm(target, proposer, K, **engine)``: an LLM; ``proposer`` None decodes plainly.
+
+    ``laws``: what the proposer reports; ``rule``: how random rows are verified.
+    """
 
     def make(target: Any, proposer: object | None = None, k: int = 3, **engine: Any) -> LLM:
         manager = engine.pop("manager", None) or ProcessManager()
@@ -26,6 +29,8 @@ def make_llm() -> Callable[..., LLM]:
                 as_method("scripted", lambda context: proposer, laws=engine.pop("laws", frozenset({"one_hot"})))
             )
             config = {"method": "scripted", "num_speculative_tokens": k}
+            if "rule" in engine:
+                config["rejection_sample_method"] = engine.pop("rule")
         return LLM(target, speculative_config=config, manager=manager, strict=engine.pop("strict", True), **engine)
 
     return make

@@ -6,6 +6,7 @@ plan (a plain ``model.generate`` on the same object) is handed to transformers' 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -154,27 +155,39 @@ def _attend(
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
 AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
-_borrowed: WeakKeyDictionary[torch.nn.Module, tuple[str, int]] = WeakKeyDictionary()
+
+@dataclass(slots=True)
+class _Loan:
+    """What a borrowed model was like, and how many have borrowed it."""
+
+    attention: str
+    training: bool
+    count: int = 0
+
+
+_loans: WeakKeyDictionary[torch.nn.Module, _Loan] = WeakKeyDictionary()
 
 
 def borrow_attention(model: Any) -> None:
-    """Make ``model`` attend through :func:`packed_attention` until :func:`return_attention`; nests.
+    """Switch ``model`` to :func:`packed_attention` and to eval mode until :func:`return_attention`; nests.
 
     Raises ModelError where the model's class does not take another attention function.
     """
-    original, count = _borrowed.get(model, (model.config._attn_implementation, 0))
-    if count == 0:
+    loan = _loans.get(model) or _Loan(model.config._attn_implementation, model.training)
+    if loan.count == 0:
         model.set_attn_implementation(ATTENTION_NAME)
         if model.config._attn_implementation != ATTENTION_NAME:
             raise ModelError("its attention does not go through transformers' AttentionInterface")
-    _borrowed[model] = (original, count + 1)
+        model.eval()
+    loan.count += 1
+    _loans[model] = loan
 
 
 def return_attention(model: Any) -> None:
-    """Undo one :func:`borrow_attention`; the last one restores the model's own implementation."""
-    original, count = _borrowed[model]
-    if count > 1:
-        _borrowed[model] = (original, count - 1)
-    else:
-        del _borrowed[model]
-        model.set_attn_implementation(original)
+    """Undo one :func:`borrow_attention`; the last one restores the model as it was."""
+    loan = _loans[model]
+    loan.count -= 1
+    if loan.count == 0:
+        del _loans[model]
+        model.set_attn_implementation(loan.attention)
+        model.train(loan.training)

@@ -9,8 +9,9 @@ Full attention keeps position p in slot p. A sliding-window layer is a ring of `
 (position p in slot ``p % size``): that many keep every entry a query can see, also after the longest possible step
 was rolled back.
 
-A row is zeroed when it changes hands, because a NaN in a *masked* entry would reach the output. Entries that one
-request leaves behind in its own row by a rollback stay until they are overwritten.
+A row is zeroed when it changes hands, because a NaN in a *masked* entry would reach the output. Entries that a
+request leaves behind in its own row by a rollback stay until they are overwritten: a model that computes NaN for a
+rejected draft token can spoil that request, never another.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ class EngineLike(Protocol):
     @property
     def revision(self) -> str | None: ...
     @property
+    def tokenizer_revision(self) -> str | None: ...
+    @property
     def max_num_seqs(self) -> int: ...
     @property
     def max_model_len(self) -> int | None: ...
@@ -292,7 +294,10 @@ def _load_tokenizer(engine: EngineLike, folder: Path | None) -> Any:
         return source
     try:
         return AutoTokenizer.from_pretrained(
-            source, revision=engine.revision, local_files_only=True, trust_remote_code=False
+            source,
+            revision=engine.tokenizer_revision or engine.revision,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except Exception as error:
         raise ModelError(

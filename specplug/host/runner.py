@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,11 @@ def cache_argument(model: Any) -> str | None:
 
     The signature decides: older versions swallow the new name without using it.
     """
-    parameters = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
+    return next((name for name in ("cache", "past_key_values") if name in _parameters(model)), None)
+
+
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
 
 
 def layer_windows(config: Any) -> list[int | None]:
@@ -89,7 +92,7 @@ class TargetRunner:
         )
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
         self._keywords = self._constant_keywords(text_config)
-        self._was_training: bool = model.training
+        self._selects_logits = "logits_to_keep" in _parameters(model)
         self._borrow()
         self._is_open = True
 
@@ -98,13 +101,12 @@ class TargetRunner:
             borrow_attention(self.model)
         except ModelError as error:
             raise cannot_drive(self.model.config, str(error)) from error
-        self.model.eval()
 
     def _constant_keywords(self, text_config: Any) -> dict[str, Any]:
         name = cache_argument(self.model)
         if name is None:
             raise cannot_drive(self.model.config, "its forward takes no key-value cache")
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+        if "position_ids" not in _parameters(self.model):
             raise cannot_drive(self.model.config, "its forward takes no position_ids")
         return {name: self.cache, "use_cache": True, "attention_mask": self._masks(text_config)}
 
@@ -170,17 +172,18 @@ class TargetRunner:
         return TargetOutput(logits, hidden_states)
 
     def _run(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> torch.Tensor:
+        selection = {"logits_to_keep": logits_indices} if self._selects_logits else {}
         output = self.model(
             input_ids=input_ids[None],
             position_ids=step.position_ids,
-            logits_to_keep=logits_indices,
+            **selection,
             **{STEP_KEYWORD: step},
             **self._keywords,
         )
         if step.num_layers_attended != len(self.cache.ragged_layers):
             raise ModelError("its attention does not go through transformers' AttentionInterface")
         logits: torch.Tensor = output.logits[0]
-        return logits
+        return logits if self._selects_logits else logits[logits_indices]
 
     def close(self) -> None:
         """Give the model back as it was: its attention implementation, training mode and no hooks. Twice is fine."""
@@ -188,7 +191,6 @@ class TargetRunner:
             self._is_open = False
             self._taps.set(())
             return_attention(self.model)
-            self.model.train(self._was_training)
 
 
 def _num_logits(model: Any) -> int:

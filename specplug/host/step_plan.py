@@ -26,8 +26,8 @@ __all__ = ["KindPlan", "LayerKind", "Segment", "StepPlan", "plan_step", "split_r
 
 _MAX_SEGMENT_ROWS = 32
 """Bounds the search for segments to 32 candidates per row; a batch of equal rows is never split by it."""
-_CALL_COST = {"cpu": 256.0}
-"""Fixed cost of one attention call in slots read by one query: 20 us against 0.08 us (SmolLM2, 2 cores)."""
+_CALL_COST = {"cpu": 512.0}
+"""Fixed cost of one attention call in slots read by one query: 40 us against 0.08 us (SmolLM2, 2 cores)."""
 _CALL_COST_ELSEWHERE = 16384.0
 """The same where a launch of 10 us stands against terabytes per second."""
 _QUERY_COST = 0.3

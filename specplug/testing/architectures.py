@@ -138,7 +138,7 @@ def ragged_logits(
         ]
         counts = [len(piece) for piece in pieces]
         logits = target.forward(torch.cat(pieces), counts, torch.arange(sum(counts))).logits
-        for row, part in enumerate(logits.split(counts)):
+        for row, part in enumerate(torch.split(logits, counts)):
             found[row].append(part[: real[row]].clone())
             done[row] += real[row]
             target.rollback(row, done[row])

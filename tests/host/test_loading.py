@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ class Engine:
     dtype: str = "auto"
     device: str = "cpu"
     revision: str | None = None
+    tokenizer_revision: str | None = None
     max_num_seqs: int = 4
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ lane ``t % 4`` of block ``1 + t // 4`` for tile t. Per-entry noise reads lane ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -42,6 +42,11 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
 
+_NUMPY_MULTIPLIERS = np.array(_MULTIPLIERS, dtype=np.uint64).reshape(2, 1)
+_ROUND_KEYS = np.arange(_NUM_ROUNDS, dtype=np.uint64).reshape(-1, 1, 1) * np.array(_WEYL, dtype=np.uint64).reshape(2, 1)
+_HIGH = 1 if sys.byteorder == "little" else 0
+"""Which half of a 64-bit product's memory holds its high word."""
+
 
 class Purpose(IntEnum):
     """What a random number is for. Numbers of different purposes are independent."""
@@ -63,40 +68,26 @@ def num_tiles(vocab_size: int) -> int:
     return -(-vocab_size // TILE)
 
 
-def _rounds(even: Any, odd: Any, key: Any, constants: tuple[Any, Any], flip: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The ten rounds for either array library. ``even`` holds counter words 0 and 2, ``odd`` 1 and 3."""
-    multipliers, weyl = constants
-    for _ in range(_NUM_ROUNDS):
-        product = even * multipliers
-        even = flip((product >> 32) & _MASK) ^ odd ^ key
-        odd = flip(product & _MASK)
-        key = (key + weyl) & _MASK
-    return even, odd
-
-
-_NUMPY_CONSTANTS = (
-    np.array(_MULTIPLIERS, dtype=np.uint64).reshape(2, 1),
-    np.array(_WEYL, dtype=np.uint64).reshape(2, 1),
-)
-
-
 def philox(seed: Any, purpose: Any, step: Any, position: Any, index: Any) -> Words:
     """Four words per counter: ``[..., 4]`` uint64 holding 32 bits each.
 
     Every argument is an int or an integer array; they broadcast against each other to ``[...]``.
     """
-    arrays = [np.asarray(value, dtype=np.uint64) for value in (seed, purpose, step, position, index)]
+    arrays = [np.asarray(value, dtype=np.uint64) for value in (index, position, step, purpose, seed)]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    seed, purpose, step, position, index = (np.broadcast_to(array, shape).reshape(-1) for array in arrays)
-    mask, shift = np.uint64(_MASK), np.uint64(32)
-    even, odd = _rounds(
-        np.stack((index, step)) & mask,
-        np.stack((position, purpose)) & mask,
-        np.stack((seed & mask, seed >> shift)),
-        _NUMPY_CONSTANTS,
-        lambda words: words[::-1],
-    )
-    return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1).reshape((*shape, 4))
+    counter = np.empty((4, *shape), dtype=np.uint32)
+    for number, array in enumerate(arrays[:4]):
+        counter[number] = array
+    key = np.empty((2, *shape), dtype=np.uint64)
+    key[0], key[1] = arrays[4] & np.uint64(_MASK), arrays[4] >> np.uint64(32)
+    counter, key = counter.reshape(4, -1), key.reshape(2, -1)
+    even, odd = counter[0::2], counter[1::2]
+    for round_key in (key + _ROUND_KEYS).astype(np.uint32):
+        halves = np.multiply(even, _NUMPY_MULTIPLIERS, dtype=np.uint64).view(np.uint32)
+        even = halves[::-1, _HIGH::2] ^ odd
+        even ^= round_key
+        odd = halves[::-1, 1 - _HIGH :: 2]
+    return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1).astype(np.uint64).reshape(*shape, 4)
 
 
 def uniforms(words: Words) -> NDArray[np.float64]:
@@ -130,15 +121,17 @@ def gumbel(
     drafts with the arg-max of its own processed logits plus the same noise is accepted most often.
     """
     index = torch.arange(-(-vocab_size // 4), device=device)
-    multipliers, weyl = (torch.tensor([[a], [b]], device=device) for a, b in (_MULTIPLIERS, _WEYL))
-    key = torch.tensor([[seed & _MASK], [seed >> 32]], device=device)
-    even, odd = _rounds(
-        torch.stack((index, torch.full_like(index, step & _MASK))),
-        torch.tensor([[position & _MASK], [int(purpose)]], device=device),
-        key,
-        (multipliers, weyl),
-        lambda words: words.flip(0),
+    even = torch.stack((index, torch.full_like(index, step & _MASK)))
+    odd = torch.tensor([[position & _MASK], [int(purpose)]], device=device)
+    multipliers, weyl, key = (
+        torch.tensor([[first], [second]], device=device)
+        for first, second in (_MULTIPLIERS, _WEYL, (seed & _MASK, seed >> 32))
     )
+    for _ in range(_NUM_ROUNDS):
+        product = even * multipliers  # wraps, which leaves the 64 bits that count
+        even = ((product >> 32) & _MASK).flip(0) ^ odd ^ key
+        odd = (product & _MASK).flip(0)
+        key = (key + weyl) & _MASK
     words = torch.stack((even[0], odd[0], even[1], odd[1]), dim=-1).reshape(-1)[:vocab_size]
     exponential = -((words.double() + 0.5) * 2.0**-32).log()
     return -exponential.log()

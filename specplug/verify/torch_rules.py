@@ -62,26 +62,37 @@ def _draw_noise(inputs: VerifyInputs) -> list[_Noise]:
     result = [_NO_NOISE] * len(inputs.rows)
     if not numbers:
         return result
-    counts = np.array([inputs.num_draft_tokens[number] + 1 for number in numbers])
-    rows = [inputs.rows[number] for number in numbers]
-    ends = np.cumsum(counts)
-    slots = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-    is_match = np.repeat([row.rule == "match" for row in rows], counts)
-    blocks = np.concatenate((np.zeros(1, dtype=np.uint64), noise.draw_blocks(inputs.vocab_size)))
-    purposes = np.where(is_match, int(Purpose.TARGET), int(Purpose.RECOVER))[:, None].repeat(len(blocks), 1)
-    purposes[:, 0] = Purpose.ACCEPT
+    seeds: list[int] = []
+    purposes: list[int] = []
+    steps: list[int] = []
+    positions: list[int] = []
+    ends = [0]
+    for number in numbers:
+        row, count = inputs.rows[number], inputs.num_draft_tokens[number] + 1
+        is_match = row.rule == "match"
+        seeds += [row.seed] * count
+        purposes += [int(Purpose.TARGET if is_match else Purpose.RECOVER)] * count
+        steps += [0 if is_match else row.step] * count
+        positions += range(row.position, row.position + count)
+        ends.append(ends[-1] + count)
+    blocks = noise.draw_blocks(inputs.vocab_size)
+    # one accept uniform and the blocks of one draw for each logit row
     words = noise.philox(
-        np.repeat(np.array([row.seed for row in rows], dtype=np.uint64), counts)[:, None],
-        purposes,
-        np.where(is_match, 0, np.repeat([row.step for row in rows], counts))[:, None],
-        (slots + np.repeat([row.position for row in rows], counts))[:, None],
-        blocks,
+        _column(seeds),
+        np.concatenate((np.full((len(seeds), 1), int(Purpose.ACCEPT)), _column(purposes).repeat(len(blocks), 1)), 1),
+        _column(steps),
+        _column(positions),
+        np.concatenate((blocks[:1], blocks)),
     )
     uniforms = noise.uniforms(words[:, :2])
     tickets = noise.exponentials(words[:, 2:].reshape(len(words), -1)[:, : noise.num_tiles(inputs.vocab_size)])
-    for number, start, end in zip(numbers, ends - counts, ends, strict=True):
+    for number, start, end in zip(numbers, ends, ends[1:], strict=False):
         result[number] = _Noise(uniforms[start:end, 0], uniforms[start:end, 1], tickets[start:end])
     return result
+
+
+def _column(values: list[int]) -> NDArray[np.uint64]:
+    return np.array(values, dtype=np.uint64)[:, None]
 
 
 class _Walk:
@@ -144,9 +155,12 @@ class _Walk:
         return 1.0
 
     def draft_probs(self, slot: int) -> Floats:
-        """``[vocab]`` of a dense or indirect law, in the step's draft buffer."""
+        """``[vocab]`` of a dense or indirect law, in the step's draft buffer, where it may lie already."""
         law, index = self.law(slot)
         entries = self.step.draft.entries
+        if self.step.draft_slot == self.slot_start + slot:
+            return self.step.draft.array
+        self.step.draft_slot = self.slot_start + slot
         if isinstance(law, Dense):
             torch.softmax(law.draft_logits[index].to("cpu", torch.float32), 0, out=entries)
         elif isinstance(law, Indirect):
@@ -203,6 +217,8 @@ class _Step:
 
     def __init__(self, inputs: VerifyInputs, target: _Weights, draft: _Weights) -> None:
         self.inputs, self.target, self.draft = inputs, target, draft
+        self.draft_slot = -1
+        """The slot whose law the draft buffer holds."""
         self.draft_ids: list[int] = inputs.draft_token_ids.tolist()
         self.slot_starts = inputs.slot_starts
         self.laws = slot_laws(inputs.laws)

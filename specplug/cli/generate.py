@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +16,13 @@ import typer
 
 from specplug.cli import options
 from specplug.cli.console import note, progress
+from specplug.cli.sampling import SamplingFlags, with_sampling_flags
 from specplug.errors import ConfigError, RequestError
 from specplug.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specplug.host.llm import LLM
+    from specplug.host.logprobs import TokenLogprobs
     from specplug.host.outputs import CompletionOutput
 
 __all__ = ["generate"]
@@ -27,6 +30,7 @@ __all__ = ["generate"]
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 
 
+@with_sampling_flags
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; absent or -: read from stdin.")] = None,
     prompt_file: Annotated[
@@ -42,48 +46,33 @@ def generate(
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Permit verifiers that change the target's distribution.")
     ] = False,
-    temperature: Annotated[float | None, typer.Option(help="0 (default): greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus sampling, in (0, 1].")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Only the k likeliest tokens; 0: all.")] = None,
-    min_p: Annotated[float | None, typer.Option("--min-p", help="Drop tokens below min-p x the likeliest.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Most tokens to generate (256).")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print acceptance and speed on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with text, ids and counts.")] = False,
+    *,
+    sampling: SamplingFlags,
 ) -> None:
     """Generate text from a prompt."""
     if stream and as_json:
         raise ConfigError("--stream prints text as it comes, --json one object at the end; keep one")
-    sampling = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
-        "max_tokens": max_tokens,
-        "stop": stop or None,
-        "ignore_eos": ignore_eos or None,
-    }
     settings = options.gather(
         config,
         model=model,
         speculative_config=speculative_config,
         plugins=plugin,
         engine={"dtype": dtype, "device": device, "max_model_len": max_model_len, "max_num_seqs": 1},
-        sampling=sampling,
+        sampling=sampling.values(),
     )
     text = _read_prompt(prompt, prompt_file)
     params = SamplingParams.from_mapping({**_DEFAULTS, **settings.sampling})
     with _load(settings, allow_lossy=allow_lossy) as llm:
-        run = _run(llm, _chat_prompt(llm, text) if chat else text, params, stream=stream)
+        prompt = _chat_prompt(llm, text) if chat else text
+        run = _run(llm, prompt, params, stream=stream) if params.n == 1 or stream else _run_samples(llm, prompt, params)
         if as_json:
             typer.echo(json.dumps(_as_dict(llm, run), allow_nan=False))
         elif not stream:
-            typer.echo(run.text)
+            _print_texts(run)
         if stats:
             _print_stats(llm, run)
     if run.last.finish_reason == "error":
@@ -137,12 +126,20 @@ def _chat_prompt(llm: LLM, text: str) -> str:
 
 @dataclass(slots=True)
 class _Run:
-    """What came out. ``last``: the final piece, with the reason for the end."""
+    """What came out. ``last``: the final piece, with the reason for the end; ``others``: further samples."""
 
     last: CompletionOutput
     elapsed_s: float = 0.0
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    others: list[_Run] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sample: CompletionOutput) -> _Run:
+        """A whole sample."""
+        return cls(sample, 0.0, [sample.text], list(sample.token_ids), list(sample.logprobs or ()))
 
     @property
     def text(self) -> str:
@@ -159,6 +156,8 @@ def _run(llm: LLM, prompt: str, params: SamplingParams, *, stream: bool) -> _Run
             run.last = piece
             run.pieces.append(piece.text)
             run.token_ids += piece.token_ids
+            run.logprobs += piece.logprobs or ()
+            run.prompt_logprobs = output.prompt_logprobs
             advance(len(piece.token_ids))
             if stream:
                 typer.echo(piece.text, nl=False)
@@ -169,6 +168,21 @@ def _run(llm: LLM, prompt: str, params: SamplingParams, *, stream: bool) -> _Run
     if stream:
         typer.echo()
     return run
+
+
+def _run_samples(llm: LLM, prompt: str, params: SamplingParams) -> _Run:
+    """All samples of a request with several; the first holds the others."""
+    start = time.perf_counter()
+    [output] = llm.generate(prompt, params)
+    run, *run.others = [_Run.of(sample) for sample in output.outputs]
+    run.prompt_logprobs = output.prompt_logprobs
+    run.elapsed_s = time.perf_counter() - start
+    return run
+
+
+def _print_texts(run: _Run) -> None:
+    for index, each in enumerate((run, *run.others)):
+        typer.echo(f"[{index}] {each.text}" if run.others else each.text)
 
 
 @contextmanager
@@ -182,17 +196,44 @@ def _token_bar(total: int | None, *, shown: bool) -> Iterator[Callable[[int], No
 
 
 def _as_dict(llm: LLM, run: _Run) -> dict[str, Any]:
+    found = _sample_as_dict(run) | {"elapsed_s": run.elapsed_s}
+    if run.others:
+        found["samples"] = [_sample_as_dict(each) for each in (run, *run.others)]
+    if run.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [
+            None if entry is None else _logprobs_as_list(entry) for entry in run.prompt_logprobs
+        ]
+    if llm.acceptance is not None:
+        found["metrics"] = llm.acceptance.aggregate().as_dict()
+    return found
+
+
+def _sample_as_dict(run: _Run) -> dict[str, Any]:
     found: dict[str, Any] = {
         "text": run.text,
         "token_ids": run.token_ids,
         "finish_reason": run.last.finish_reason,
         "stop_reason": run.last.stop_reason,
         "num_discarded_tokens": run.last.num_discarded_tokens,
-        "elapsed_s": run.elapsed_s,
     }
-    if llm.acceptance is not None:
-        found["metrics"] = llm.acceptance.aggregate().as_dict()
+    if run.last.num_reasoning_tokens is not None:
+        found["num_reasoning_tokens"] = run.last.num_reasoning_tokens
+    if run.last.logprobs is not None:
+        found["logprobs"] = [_logprobs_as_list(entry) for entry in run.logprobs]
     return found
+
+
+def _logprobs_as_list(entry: TokenLogprobs) -> list[dict[str, Any]]:
+    """The position's own token first. JSON has no infinity: null for a token that was ruled out."""
+    return [
+        {
+            "token_id": token_id,
+            "logprob": found.logprob if math.isfinite(found.logprob) else None,
+            "rank": found.rank,
+            "token": found.decoded_token,
+        }
+        for token_id, found in entry.items()
+    ]
 
 
 def _print_stats(llm: LLM, run: _Run) -> None:

@@ -115,10 +115,10 @@ def draft_law(law: Law, index: int, token_id: int, vocab_size: int) -> Chances:
     they are exact given whatever token came, as sample-and-match is.
     """
     if isinstance(law, Dense):
-        return _softmax(law.draft_logits[index].double().cpu().numpy())
+        return _softmax(law.draft_logits[index].detach().double().cpu().numpy())
     if isinstance(law, Indirect):
-        logits = law.draft_logits[index].double().cpu().numpy()
-        probs = np.exp(logits - float(law.logsumexp[index]))
+        logits = law.draft_logits[index].detach().double().cpu().numpy()
+        probs = np.exp(logits - float(law.logsumexp[index].detach()))
         ids = law.target_to_draft_ids.cpu().numpy()
         return np.where(ids >= 0, probs[ids], 0.0)
     return _certain(token_id, vocab_size)
@@ -314,7 +314,7 @@ def row_problem(inputs: VerifyInputs, number: int) -> RowProblem:
     drafts = tuple(inputs.draft_token_ids[start:stop].tolist())
 
     def target(slot: int) -> Chances:
-        return target_law(inputs.target_logits[start + number + slot].double().cpu().numpy(), row)
+        return target_law(inputs.target_logits[start + number + slot].detach().double().cpu().numpy(), row)
 
     def draft(slot: int) -> Chances:
         law, index = laws[slot]

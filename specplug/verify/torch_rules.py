@@ -29,7 +29,8 @@ class _Weights:
     """A padded vocabulary buffer seen as torch, as numpy, and as tiles; the padding stays 0."""
 
     def __init__(self, vocab_size: int) -> None:
-        buffer = torch.zeros(noise.num_tiles(vocab_size) * TILE)
+        with torch.inference_mode(False):  # a buffer made inside it could not be written to outside
+            buffer = torch.zeros(noise.num_tiles(vocab_size) * TILE)
         self.tiles = buffer.view(-1, TILE)
         self.entries = buffer[:vocab_size]
         self.array: Floats = self.entries.numpy()
@@ -151,7 +152,8 @@ class _Walk:
             draft_id = int(law.target_to_draft_ids[token_id])
             if draft_id < 0:
                 return 0.0
-            return float((law.draft_logits[index, draft_id].float() - law.logsumexp[index].float()).exp())
+            logit = law.draft_logits[index, draft_id].detach().float()
+            return float((logit - law.logsumexp[index].detach().float()).exp())
         return 1.0
 
     def draft_probs(self, slot: int) -> Floats:
@@ -162,9 +164,9 @@ class _Walk:
             return self.step.draft.array
         self.step.draft_slot = self.slot_start + slot
         if isinstance(law, Dense):
-            torch.softmax(law.draft_logits[index].to("cpu", torch.float32), 0, out=entries)
+            torch.softmax(law.draft_logits[index].detach().to("cpu", torch.float32), 0, out=entries)
         elif isinstance(law, Indirect):
-            probs = (law.draft_logits[index].float() - law.logsumexp[index].float()).exp()
+            probs = (law.draft_logits[index].detach().float() - law.logsumexp[index].detach().float()).exp()
             ids = law.target_to_draft_ids
             entries.copy_(torch.where(ids >= 0, probs[ids.clamp(min=0)], 0.0))
         return self.step.draft.array

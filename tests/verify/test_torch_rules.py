@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specplug.testing.verify_cases import VerifyCase, differences, random_inputs
-from specplug.types import Verification
+from specplug.types import Dense, Indirect, Verification
 from specplug.verify.reference import verify_reference
 from specplug.verify.torch_rules import TorchRules
 
@@ -85,3 +85,14 @@ def test_ids_stay_in_range_when_the_tail_holds_no_mass(vocab_size: int) -> None:
     assert (found.output_token_ids < vocab_size).all()
     last = found.output_token_ids.gather(1, found.num_accepted_tokens.long()[:, None])
     assert (last == 1).all()
+
+
+def test_inference_mode_and_gradients_do_not_matter() -> None:
+    inputs = random_inputs(VerifyCase(129, batch_size=6, seed=2))
+    for span in inputs.laws:
+        if isinstance(span.law, Dense | Indirect):
+            span.law.draft_logits.requires_grad_()
+    rules, want = TorchRules(), verify_reference(inputs)
+    with torch.inference_mode():
+        assert differences(rules.verify(inputs), want) == []
+    assert differences(rules.verify(replace(inputs, target_logits=inputs.target_logits.requires_grad_())), want) == []

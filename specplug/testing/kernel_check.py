@@ -44,10 +44,10 @@ def device_cases() -> Iterator[VerifyCase]:
     """Every vocabulary and dtype at batch 1, 7 and 33, as far as a CPU reference can follow in minutes."""
     for vocab, dtype in product((3, 129, 1000, 32001, 49152, 151936, 262144), _DTYPES):
         for batch_size in (1, 7, 33):
-            max_drafts = 16 if batch_size * vocab < 400_000 else 3
+            size = batch_size * vocab
+            max_drafts = 16 if size < 400_000 else 3 if size < 6_000_000 else 1
             case = VerifyCase(vocab, batch_size, max_drafts, dtype=dtype, device="cuda", seed=vocab + batch_size)
-            if batch_size < 33 or vocab <= 151936:
-                yield case
+            yield case
             if batch_size == 7:
                 yield replace(case, max_drafts=2, has_filters=True)
                 yield replace(case, max_drafts=2, is_strided=True, has_placeholders=True, draft_dtype=torch.float32)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["error", "note", "output", "percent_bar", "progress"]
+__all__ = ["error", "note", "output", "percent_bar", "progress", "silence_transformers"]
 
 _WIDTH_OF_FILES = 140
 
@@ -34,6 +35,14 @@ def error(text: str) -> None:
 def note(text: str) -> None:
     """A line about the result, on stderr."""
     _messages().print(escape(text), soft_wrap=True)
+
+
+def silence_transformers() -> None:
+    """Switch off transformers' own bars, which would tear ours."""
+    from transformers.utils import logging
+
+    transformers_logging: Any = logging
+    transformers_logging.disable_progress_bar()
 
 
 @contextmanager

@@ -23,13 +23,14 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Two prompts per kind, few tokens: a smoke test.")] = False,
 ) -> None:
     """Decode five kinds of prompts plain and with a method; print tables, an identity report, and save a plot."""
-    from specplug.cli.console import note, output, progress
+    from specplug.cli.console import note, output, progress, silence_transformers
     from specplug.demo.run import DemoPlan, run_demo
 
     settings: dict[str, Any] = {"method": method, "speculative_config": speculative_config, "minutes": minutes}
     folder = model or options.default_model()
     plan = DemoPlan.quick(**settings) if quick else DemoPlan.full(**settings)
     console = output()
+    silence_transformers()
     with progress() as bars:
         report = run_demo(folder, plan, bars)
     for part in report.renderables():

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specplug.cli import options
-from specplug.cli.console import note, progress
+from specplug.cli.console import note, progress, silence_transformers
 from specplug.cli.sampling import SamplingFlags, with_sampling_flags
-from specplug.errors import ConfigError, RequestError
+from specplug.errors import ConfigError, ModelError, RequestError
 from specplug.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def generate(
         if stats:
             _print_stats(llm, run)
     if run.last.finish_reason == "error":
-        raise RequestError(f"the request ended with an error: {run.last.error}")
+        raise ModelError(f"the request ended with an error: {run.last.error}")
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -99,12 +99,9 @@ def _load(settings: options.Settings, *, allow_lossy: bool) -> Iterator[LLM]:
     model = settings.model or options.default_model()
     with progress() as bars:
         bars.add_task("loading the model", total=None)
-        from transformers.utils import logging as transformers_logging
-
         from specplug.host.llm import LLM
 
-        quiet: Any = transformers_logging
-        quiet.disable_progress_bar()
+        silence_transformers()
         llm = LLM(
             model,
             speculative_config=settings.speculative_config,

@@ -9,11 +9,12 @@ from __future__ import annotations
 from specplug.proposers.backoff import BackOff
 from specplug.proposers.base import Proposer, RowProposer, rows_to_draft
 from specplug.proposers.composite import CompositeProposer
-from specplug.proposers.index import SequenceIndex, SuffixAutomaton, TokenIndex
+from specplug.proposers.index import CountingAutomaton, SequenceIndex, SuffixAutomaton, TokenIndex
 
 __all__ = [
     "BackOff",
     "CompositeProposer",
+    "CountingAutomaton",
     "Proposer",
     "RowProposer",
     "SequenceIndex",

@@ -59,8 +59,13 @@ class BackOff:
         still_matching = num_accepted == len(came) < len(self._draft)
         if self.standing_down and still_matching and gain <= 0:
             return  # a trial comes in token by token
-        self._balance = max(self._floor, min(self._balance + gain, -2 * self._floor))
+        self.book(len(self._draft), num_accepted)
         self._draft = []
+
+    def book(self, num_drafted: int, num_accepted: int) -> None:
+        """Settle a verified draft that the caller has compared itself, in place of ``offer`` and ``review``."""
+        gain = self._tokens_per_hit * num_accepted - num_drafted
+        self._balance = max(self._floor, min(self._balance + gain, -2 * self._floor))
 
     def offer(self, draft: list[int], num_tokens: int) -> list[int]:
         """The draft, or ``[]`` while standing down. ``num_tokens``: length of the text that it continues."""

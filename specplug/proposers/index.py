@@ -11,10 +11,10 @@ one. There are at most two states and one such extra transition per token.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-__all__ = ["NO_STATE", "ROOT", "SequenceIndex", "SuffixAutomaton", "TokenIndex"]
+__all__ = ["NO_STATE", "ROOT", "CountingAutomaton", "SequenceIndex", "SuffixAutomaton", "TokenIndex"]
 
 ROOT = 0
 """The state of the empty text."""
@@ -22,6 +22,11 @@ NO_STATE = -1
 
 _NO_TOKEN = -1
 _NO_EXTRA = -1
+NUM_MOVED = 64
+"""See ``SuffixAutomaton.extend_newest``."""
+
+_MOVED = range(NUM_MOVED)
+_FIRST = -2
 _STATE_SHIFT = 31  # token ids are below 2**31, so state and token make one integer key
 
 
@@ -50,17 +55,18 @@ class SuffixAutomaton:
     """States and transitions over one or several token sequences that grow at their ends.
 
     A state stands for all endings of one text with lengths from ``lengths[links[state]] + 1`` to
-    ``lengths[state]``: they occur at the same places, the first of which ends at ``ends[state]``.
-    ``links[state]`` is the longest ending that occurs at more places. A caller that wants another
-    occurrence than the first may overwrite ``ends[state]``.
+    ``lengths[state]``: they occur at the same places, one of which ends at ``ends[state]``.
+    ``links[state]`` is the longest ending that occurs at more places.
 
     Several sequences may share one automaton: each starts at ``ROOT`` and keeps its own last state.
     """
 
     __slots__ = ("_extra_before", "_extra_tokens", "_extras", "_last_extra", "_targets", "_tokens", "ends", "lengths",
-                 "links")  # fmt: skip
+                 "links", "num_states")  # fmt: skip
 
     def __init__(self) -> None:
+        self.num_states = 1
+        # The arrays are longer: room is made for many states at a time.
         self.lengths = array("i", (0,))
         self.links = array("i", (NO_STATE,))
         self.ends = array("i", (-1,))
@@ -79,74 +85,119 @@ class SuffixAutomaton:
             return self._targets[state]
         return self._extras.get(state << _STATE_SHIFT | token_id, NO_STATE)
 
-    def follow(self, state: int, length: int, token_id: int) -> tuple[int, int]:
-        """Move a match with a text from outside by one token of that text.
+    def goes_on(self, state: int) -> bool:
+        """Whether any token followed an occurrence of ``state``."""
+        return self._tokens[state] != _NO_TOKEN
+
+    def follow(self, state: int, length: int, token_ids: Iterable[int]) -> tuple[int, int]:
+        """Move a match with a text from outside along the next tokens of that text.
 
         ``state`` and ``length``: the longest ending of the outside text that is indexed, ``(ROOT, 0)`` at
-        its start. Returns the same for the text with ``token_id`` at its end. Stays valid while the
+        its start. Returns the same for the text with ``token_ids`` at its end. Stays valid while the
         automaton grows, in the sense that the match is one of that length, though a longer may have come.
         """
-        lengths, links = self.lengths, self.links
+        lengths, links, tokens, extras = self.lengths, self.links, self._tokens, self._extras
         while state != ROOT and lengths[links[state]] >= length:  # a clone took over the shorter endings
             state = links[state]
-        after = self.next_state(state, token_id)
-        while after == NO_STATE and state != ROOT:
-            state = links[state]
-            length = lengths[state]
-            after = self.next_state(state, token_id)
-        return (ROOT, 0) if after == NO_STATE else (after, length + 1)
+        for token_id in token_ids:
+            while True:
+                if tokens[state] == token_id:
+                    state = self._targets[state]
+                    length += 1
+                    break
+                after = extras.get(state << _STATE_SHIFT | token_id)
+                if after is not None:
+                    state = after
+                    length += 1
+                    break
+                if state == ROOT:
+                    break
+                state = links[state]
+                length = lengths[state]
+        return state, length
 
     def extend(self, last: int, token_id: int, end: int) -> int:
         """Append a token to the sequence whose state is ``last``; returns its new state.
 
-        ``end``: the token's position, kept in ``ends``; ``token_id``: 0 to 2**31 - 1.
+        ``token_id``: 0 to 2**31 - 1; ``end``: its position. ``ends`` keeps the first occurrence of each state.
         """
-        lengths, links, tokens, extras = self.lengths, self.links, self._tokens, self._extras
-        last_extra, extra_tokens, extra_before = self._last_extra, self._extra_tokens, self._extra_before
-        new = len(lengths)
-        found = NO_STATE
-        state = last
-        while state != NO_STATE:
-            first = tokens[state]
-            if first == token_id:
-                found = self._targets[state]
-                break
-            if first == _NO_TOKEN:
-                tokens[state] = token_id
-                self._targets[state] = new
-            else:
-                key = state << _STATE_SHIFT | token_id
-                known = extras.get(key)
-                if known is not None:
-                    found = known
-                    break
-                extras[key] = new
-                extra_before.append(last_extra[state])
-                last_extra[state] = len(extra_tokens)
-                extra_tokens.append(token_id)
-            state = links[state]
-        if found == NO_STATE:
-            return self._add_state(lengths[last] + 1, ROOT, end)
-        if state == last:  # another sequence already went this way
-            return found if lengths[found] == lengths[last] + 1 else self._clone(last, token_id, found)
-        self._add_state(lengths[last] + 1, found, end)
-        if lengths[found] != lengths[state] + 1:
-            links[new] = self._clone(state, token_id, found)
-        return new
+        return self.extend_newest(last, (token_id,), end, _FIRST)
 
-    def _add_state(self, length: int, link: int, end: int) -> int:
-        self.lengths.append(length)
-        self.links.append(link)
-        self.ends.append(end)
-        self._tokens.append(_NO_TOKEN)
-        self._targets.append(NO_STATE)
-        self._last_extra.append(_NO_EXTRA)
-        return len(self.lengths) - 1
+    def extend_newest(self, last: int, token_ids: Sequence[int], start: int, last_end: int) -> int:
+        """Append tokens at positions from ``start`` on to the sequence whose state is ``last``; returns its new state.
+
+        ``ends[state]`` is then the end of the *newest* occurrence that a token follows, for every state that has one,
+        if the automaton is only extended in this way. ``last_end``: position of the token before, -1 for none.
+        A token moves the ends of the ``NUM_MOVED`` longest endings of the text before it, so that it costs bounded
+        time in periodic texts, where there are more; the others keep an older end.
+        """
+        # In one piece and with local names, since this is most of what a proposer's index costs.
+        lengths, links, ends, tokens, targets = self.lengths, self.links, self.ends, self._tokens, self._targets
+        extras, last_extra = self._extras, self._last_extra
+        for end, token_id in enumerate(token_ids, start):
+            if last_end != _FIRST:
+                state = last
+                for _ in _MOVED:
+                    if state <= ROOT:
+                        break
+                    ends[state] = last_end
+                    state = links[state]
+                last_end = end
+            new = self.num_states
+            found = NO_STATE
+            state = last
+            while state != NO_STATE:
+                first = tokens[state]
+                if first == token_id:
+                    found = targets[state]
+                    break
+                if first == _NO_TOKEN:
+                    tokens[state] = token_id
+                    targets[state] = new
+                else:
+                    key = state << _STATE_SHIFT | token_id
+                    known = extras.get(key)
+                    if known is not None:
+                        found = known
+                        break
+                    extras[key] = new
+                    self._extra_before.append(last_extra[state])
+                    last_extra[state] = len(self._extra_tokens)
+                    self._extra_tokens.append(token_id)
+                state = links[state]
+            if state == last:  # another sequence already went this way
+                last = found if lengths[found] == lengths[last] + 1 else self._clone(last, token_id, found)
+                continue
+            if new + 2 > len(lengths):
+                self._make_room()
+            self.num_states = new + 1
+            lengths[new] = lengths[last] + 1
+            ends[new] = end
+            last = new
+            if found == NO_STATE:
+                links[new] = ROOT
+            elif lengths[found] == lengths[state] + 1:
+                links[new] = found
+            else:
+                links[new] = self._clone(state, token_id, found)
+        return last
+
+    def _make_room(self) -> None:
+        """For more states, which have no transition yet: a quarter more than there are."""
+        more = array("i", (-1,)) * (16 + len(self.lengths) // 4)
+        for values in (self.lengths, self.links, self.ends, self._tokens, self._targets, self._last_extra):
+            values.extend(more)
 
     def _clone(self, state: int, token_id: int, original: int) -> int:
         """Split the endings that ``state`` and ``token_id`` make off ``original``; returns their own state."""
         links, tokens, targets, extras = self.links, self._tokens, self._targets, self._extras
-        clone = self._add_state(self.lengths[state] + 1, links[original], self.ends[original])
+        clone = self.num_states
+        if clone == len(links):
+            self._make_room()
+        self.num_states = clone + 1
+        self.lengths[clone] = self.lengths[state] + 1
+        links[clone] = links[original]
+        self.ends[clone] = self.ends[original]
         tokens[clone] = tokens[original]
         targets[clone] = targets[original]
         extra = self._last_extra[original]
@@ -169,6 +220,66 @@ class SuffixAutomaton:
                     break
                 extras[key] = clone
             state = links[state]
+        return clone
+
+
+class CountingAutomaton(SuffixAutomaton):
+    """Also counts occurrences: ``counts[state]`` of them are followed by a token or were counted as an end.
+
+    Kept up by ``extend_newest`` and ``count_end``, under the same limit as ``ends``.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = array("i", (0,))
+
+    def extend_newest(self, last: int, token_ids: Sequence[int], start: int, last_end: int) -> int:
+        """See :meth:`SuffixAutomaton.extend_newest`; counts what it moves."""
+        for end, token_id in enumerate(token_ids, start):
+            self.count_end(last)
+            last = super().extend_newest(last, (token_id,), end, last_end)
+            last_end = end
+        return last
+
+    def count_end(self, last: int) -> None:
+        """Count the endings of a sequence whose state is ``last``, when no token will follow."""
+        counts, links = self.counts, self.links
+        state = last
+        for _ in _MOVED:
+            if state <= ROOT:
+                break
+            counts[state] += 1
+            state = links[state]
+
+    def num_likely(self, state: int, token_ids: Sequence[int], least: float) -> int:
+        """How many of ``token_ids`` follow ``state`` with a probability of at least ``least``.
+
+        The probability of a token is its share of what followed the text before it here, that of several
+        the product; where no indexed text goes on as ``token_ids`` do, the rest counts as certain.
+        """
+        counts = self.counts
+        probability = 1.0
+        for number, token_id in enumerate(token_ids):
+            after = self.next_state(state, token_id)
+            if after == NO_STATE:
+                break
+            seen = max(counts[after], 1)
+            probability *= seen / max(counts[state], seen)
+            if probability < least:
+                return number
+            state = after
+        return len(token_ids)
+
+    def _make_room(self) -> None:
+        num_before = len(self.lengths)
+        super()._make_room()
+        self.counts.extend(array("i", (0,)) * (len(self.lengths) - num_before))
+
+    def _clone(self, state: int, token_id: int, original: int) -> int:
+        clone = super()._clone(state, token_id, original)
+        self.counts[clone] = self.counts[original]
         return clone
 
 

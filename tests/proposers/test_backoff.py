@@ -125,3 +125,18 @@ def test_equal_texts_give_equal_decisions() -> None:
     first, second = run(BackOff(5), drafts, only_single_tokens_hit), run(BackOff(5), drafts, only_single_tokens_hit)
     assert first == second
     assert 0 in first
+
+
+def test_book_settles_like_offer_and_review() -> None:
+    offered, booked = BackOff(5), BackOff(5)
+    text: list[int] = [1]
+    for num_accepted in (0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0):
+        draft = [2] * 5
+        assert offered.standing_down == booked.standing_down
+        if booked.standing_down:
+            break
+        offered.offer(draft, len(text))
+        text += [2] * num_accepted + [3]
+        offered.review(text)
+        booked.book(5, num_accepted)
+    assert booked.standing_down

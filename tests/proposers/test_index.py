@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.proposers.index import NO_STATE, ROOT, SequenceIndex, SuffixAutomaton, TokenIndex
+from specplug.proposers.index import (
+    NO_STATE,
+    NUM_MOVED,
+    ROOT,
+    CountingAutomaton,
+    SequenceIndex,
+    SuffixAutomaton,
+    TokenIndex,
+)
 
 NUM_TOKENS = 50_000
 
@@ -76,7 +84,7 @@ def test_follows_a_text_from_outside_while_the_automaton_grows(
             indexed[-1].append(token)
             positions.append((len(indexed) - 1, len(indexed[-1]) - 1))
             if len(positions) >= num_before and followed < len(outside):
-                state, length = automaton.follow(state, length, outside[followed])
+                state, length = automaton.follow(state, length, (outside[followed],))
                 followed += 1
                 matched = outside[followed - length : followed]
                 number, end = positions[automaton.ends[state]] if length else (0, -1)
@@ -93,7 +101,7 @@ def test_follow_finds_the_longest_match_in_several_sequences(documents: list[lis
             last = automaton.extend(last, token, end)
     state, length = ROOT, 0
     for num_read, token in enumerate(outside, 1):
-        state, length = automaton.follow(state, length, token)
+        state, length = automaton.follow(state, length, (token,))
         longest = max(
             size
             for size in range(num_read + 1)
@@ -104,6 +112,60 @@ def test_follow_finds_the_longest_match_in_several_sequences(documents: list[lis
 
 def _contains(document: list[int], part: list[int]) -> bool:
     return any(document[start : start + len(part)] == part for start in range(len(document) - len(part) + 1))
+
+
+@settings(max_examples=500, deadline=None)
+@given(documents=st.lists(texts, min_size=1, max_size=4), chunk=st.integers(1, 7))
+def test_extend_newest_keeps_the_newest_occurrence_that_goes_on(documents: list[list[int]], chunk: int) -> None:
+    automaton = SuffixAutomaton()
+    counting = CountingAutomaton()
+    start = 0
+    for document in documents:
+        states = [ROOT, ROOT]
+        for at in range(0, len(document), chunk):
+            part = document[at : at + chunk]
+            last_end = start - 1 if at else -1
+            states = [
+                index.extend_newest(state, part, start, last_end)
+                for index, state in zip((automaton, counting), states, strict=True)
+            ]
+            start += len(part)
+        counting.count_end(states[1])
+    assert automaton.ends[: automaton.num_states] == counting.ends[: counting.num_states]
+    flat = [(number, at) for number, document in enumerate(documents) for at in range(len(document))]
+    for part in {tuple(doc[at : at + size]) for doc in documents for at in range(len(doc)) for size in (1, 2, 3)}:
+        state, length = automaton.follow(ROOT, 0, part)
+        assert length == len(part)
+        places = [
+            (position, at + 1 < len(documents[number]))
+            for position, (number, at) in enumerate(flat)
+            if at + 1 >= len(part) and tuple(documents[number][at + 1 - len(part) : at + 1]) == part
+        ]
+        going_on = [position for position, goes_on in places if goes_on]
+        assert automaton.goes_on(state) == bool(going_on)
+        assert counting.counts[state] == len(places)
+        if going_on:
+            assert automaton.ends[state] == going_on[-1]
+
+
+def test_num_likely_multiplies_the_shares_of_what_followed() -> None:
+    automaton = CountingAutomaton()
+    position = 0
+    for document in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7]):
+        last = automaton.extend_newest(ROOT, document, position, -1)
+        automaton.count_end(last)
+        position += len(document)
+    state, _ = automaton.follow(ROOT, 0, (1, 2))
+    assert [automaton.num_likely(state, [3, 4], least) for least in (0.3, 0.34, 0.6, 0.67)] == [2, 1, 1, 0]
+    assert automaton.num_likely(state, [6, 7, 8, 9], 0.3) == 4, "nothing is known about the last two"
+
+
+def test_extend_newest_takes_bounded_time_in_periodic_text(counted_lines: Any) -> None:
+    automaton = SuffixAutomaton()
+    last = automaton.extend_newest(ROOT, [7] * 5000, 0, -1)
+    with counted_lines() as step:
+        automaton.extend_newest(last, [7], 5000, 4999)
+    assert step.lines <= 4 * NUM_MOVED + 60
 
 
 def test_next_state_of_an_unknown_token() -> None:

@@ -11,6 +11,9 @@ __all__ = ["K_KEY", "draft_length_text", "resolve_draft_length"]
 
 K_KEY = "num_speculative_tokens"
 
+_SUFFIX_LENGTH = "suffix_max_draft"
+_VLLM_TREE_DEPTH = 24
+
 
 def draft_length_text(value: object) -> str | None:
     """The message for a K that is 0, which usually means "off"; None for other values."""
@@ -43,11 +46,24 @@ def resolve_draft_length(work: Resolution) -> None:
 
 
 def _default(work: Resolution) -> tuple[int, str] | None:
-    if work.method == "suffix" and not work.is_unsound("suffix_decoding_max_tree_depth"):
-        return work.get("suffix_decoding_max_tree_depth"), "suffix_decoding_max_tree_depth"
+    if work.method == "suffix":
+        return _suffix_default(work)
     if work.method == "extract_hidden_states":
         return 1, "extract_hidden_states keeps the sampled token only"
     return None if work.checkpoint is None else _stated(work.method or "", work.checkpoint)
+
+
+def _suffix_default(work: Resolution) -> tuple[int, str]:
+    """As in vLLM the depth of the tree, where one of vLLM's keys is given; otherwise the plugin's own key."""
+    depth = work.get("suffix_decoding_max_tree_depth")
+    if depth is not None:
+        return depth, "suffix_decoding_max_tree_depth"
+    field = work.method_spec.options.model_fields.get(_SUFFIX_LENGTH) if work.method_spec is not None else None
+    if field is None or any(key.startswith("suffix_decoding_") for key in work.given):
+        return _VLLM_TREE_DEPTH, "vLLM's default of suffix_decoding_max_tree_depth"
+    given = work.plugin_values.get(_SUFFIX_LENGTH)
+    is_sound = isinstance(given, int) and given > 0  # else a fault, once the plugin's options are validated
+    return given if is_sound else field.default, _SUFFIX_LENGTH
 
 
 def _stated(method: str, checkpoint: Checkpoint) -> tuple[int, str] | None:

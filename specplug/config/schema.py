@@ -68,17 +68,22 @@ class SpeculativeConfig(BaseModel):
         default=None, ge=1, description="Shortest match looked up."
     )
 
-    suffix_decoding_max_tree_depth: Annotated[int, Key("suffix", used_by=_Suffix)] = Field(
-        default=24, ge=1, description="Longest context plus draft kept in the trees."
+    suffix_decoding_max_tree_depth: Annotated[int | None, Key("suffix", used_by=_Suffix)] = Field(
+        default=None, ge=1, description="Match and draft together are at most this long; absent: no bound (vLLM: 24)."
     )
-    suffix_decoding_max_cached_requests: Annotated[int, Key("suffix", used_by=_Suffix)] = Field(
-        default=10000, ge=0, description="Finished requests kept in the shared tree; 0: no shared tree."
+    suffix_decoding_max_cached_requests: Annotated[int | None, Key("suffix", used_by=_Suffix)] = Field(
+        default=None, ge=0, description="Outputs kept for other requests; 0: none; absent: 10000."
     )
-    suffix_decoding_max_spec_factor: Annotated[float, Key("suffix", used_by=_Suffix)] = Field(
-        default=1.0, ge=0.0, description="A draft is at most this many times as long as its match."
+    suffix_decoding_max_spec_factor: Annotated[float | None, Key("suffix", used_by=_Suffix)] = Field(
+        default=None,
+        ge=0.0,
+        description="A draft is at most this many times as long as its match; absent: `suffix_factor` (vLLM: 1.0).",
     )
-    suffix_decoding_min_token_prob: Annotated[float, Key("suffix", used_by=_Suffix)] = Field(
-        default=0.1, ge=0.0, le=1.0, description="Drafting stops where the path's estimated probability falls below."
+    suffix_decoding_min_token_prob: Annotated[float | None, Key("suffix", used_by=_Suffix)] = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Drafting stops where the estimated probability falls below; absent: nowhere (vLLM: 0.1).",
     )
 
     rejection_sample_method: Annotated[str, Key("verification")] = Field(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from specplug.config import expand_schedule, explain, resolve_engine_args
+from specplug.methods import MethodSpec
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
@@ -226,6 +228,24 @@ def test_medusa_heads(fault: Any, resolve: Any, checkpoint: Any) -> None:
 def test_suffix_draft_length_is_its_tree_depth(resolve: Any) -> None:
     assert resolve({"method": "suffix"}).num_speculative_tokens == 24
     assert resolve({"method": "suffix", "suffix_decoding_max_tree_depth": 9}).num_speculative_tokens == 9
+
+
+def test_suffix_draft_length_is_the_plugins_own_where_no_vllm_key_is_given(resolve: Any, without: Any) -> None:
+    class Options(BaseModel):
+        suffix_max_draft: int = 32
+        suffix_decoding_max_spec_factor: float | None = None
+
+    installed = dict(without("suffix"))
+    installed["suffix"] = MethodSpec("suffix", "proposer", lambda config, context: object(), Options)
+
+    def length(**keys: Any) -> tuple[int, str]:
+        resolved = resolve({"method": "suffix", **keys}, installed)
+        return resolved.num_speculative_tokens, resolved.origins["num_speculative_tokens"]
+
+    assert length() == (32, "inferred: suffix_max_draft")
+    assert length(suffix_max_draft=7) == (7, "inferred: suffix_max_draft")
+    assert length(suffix_decoding_max_spec_factor=2.0)[0] == 24
+    assert length(num_speculative_tokens=5) == (5, "given")
 
 
 def test_hidden_states_draft_nothing(fault: Any, resolve: Any) -> None:

@@ -180,7 +180,9 @@ class _Demo:
     # --- models -----------------------------------------------------------------------------------------------
 
     def _pair(self, stack: ExitStack, dtype: str) -> tuple[LLM, LLM]:
-        return self._llm(stack, dtype, None), self._llm(stack, dtype, self._plan.speculative_config)
+        """Plain and speculative; the speculative one loads first, since its configuration may be at fault."""
+        speculative = self._llm(stack, dtype, self._plan.speculative_config)
+        return self._llm(stack, dtype, None), speculative
 
     def _llm(self, stack: ExitStack, dtype: str, speculative_config: Mapping[str, Any] | None) -> LLM:
         from specplug.host.llm import LLM

@@ -123,7 +123,7 @@ def probe_model(model: Any) -> None:
     try:
         expected = _plain_logits(model, rows)
         found = _packed_logits(model, rows)
-    except ModelError:
+    except (ModelError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = f"a trial with packed tokens failed: {type(error).__name__}: {error}"

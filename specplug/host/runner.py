@@ -157,6 +157,8 @@ class TargetRunner:
         the T positions need logits. Returns logits ``[num_logits, vocab_size]`` in the model's dtype. Raises
         ValueError for counts that do not fit; the rows keep their lengths if anything is raised.
         """
+        if not self._is_open:
+            raise RuntimeError("the target is closed: its model was given back")
         if sum(num_query_tokens) != len(input_ids):
             raise ValueError(f"{len(input_ids)} input ids for {sum(num_query_tokens)} query tokens")
         with torch.inference_mode():

@@ -285,6 +285,14 @@ def _fail(*_: object) -> None:
     raise RuntimeError("out of luck")
 
 
+def test_a_closed_runner_says_so(make_runner: MakeRunner) -> None:
+    runner = make_runner(tiny_model("llama"))
+    runner.acquire(None)  # type: ignore[arg-type]
+    runner.close()
+    with pytest.raises(RuntimeError, match="the target is closed"):
+        all_logits(runner, sequences(3)[0], [3])
+
+
 def test_the_number_of_ids_must_match(make_runner: MakeRunner) -> None:
     runner = make_runner(tiny_model("llama"))
     runner.acquire(None)  # type: ignore[arg-type]

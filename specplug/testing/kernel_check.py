@@ -38,6 +38,8 @@ def interpreter_cases() -> Iterator[VerifyCase]:
     yield VerifyCase(2100, batch_size=8, max_drafts=2, has_filters=True, seed=3)
     yield VerifyCase(9000, num_drafts=(1, 1), rules=("match", "standard"), has_filters=True, seed=9)
     yield VerifyCase(129, batch_size=6, has_nan=True, has_placeholders=True, seed=4)
+    for seed in range(6):  # NaN in a row that block may or may not need
+        yield VerifyCase(5, num_drafts=(2,), rules=("block",), laws=("dense",), has_nan=True, seed=seed)
 
 
 def device_cases() -> Iterator[VerifyCase]:
@@ -45,7 +47,7 @@ def device_cases() -> Iterator[VerifyCase]:
     for vocab, dtype in product((3, 129, 1000, 32001, 49152, 151936, 262144), _DTYPES):
         for batch_size in (1, 7, 33):
             size = batch_size * vocab
-            max_drafts = 16 if size < 400_000 else 3 if size < 6_000_000 else 1
+            max_drafts = 16 if size < 1_200_000 else 5
             case = VerifyCase(vocab, batch_size, max_drafts, dtype=dtype, device="cuda", seed=vocab + batch_size)
             yield case
             if batch_size == 7:

@@ -197,6 +197,9 @@ def block(problem: RowProblem, chance: Chance) -> list[int]:
     size = next((slot for slot in range(len(problem.drafts)) if not problem.is_token(slot)), len(problem.drafts))
     weights = [1.0]
     for slot in range(size):
+        if weights[-1] == 0.0:  # so are all that follow, and no longer prefix passes
+            size = slot
+            break
         draft_id, target, draft = problem.drafts[slot], problem.target_laws(slot), problem.draft_laws(slot)
         ratio = target[draft_id] / draft[draft_id] if draft[draft_id] > 0.0 else 0.0
         weights.append(min(1.0, weights[-1] * ratio))

@@ -22,6 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32 drafts": {"dtype": torch.float16, "draft_dtype": torch.float32},
     "strided": {"is_strided": True},
     "nan": {"has_nan": True},
+    "nan with filters": {"has_nan": True, "has_filters": True},
 }
 
 
@@ -38,6 +39,17 @@ def test_equals_the_reference(vocab_size: int, variant: str) -> None:
 def test_equals_the_reference_at_real_vocabularies(vocab_size: int) -> None:
     inputs = random_inputs(VerifyCase(vocab_size, batch_size=6, max_drafts=2, seed=vocab_size, has_filters=True))
     assert differences(TorchRules().verify(inputs), verify_reference(inputs)) == []
+
+
+def test_nan_matters_only_where_block_needs_the_row() -> None:
+    flagged = set()
+    for seed in range(40):
+        case = VerifyCase(5, num_drafts=(2,), rules=("block",), laws=("dense",), has_nan=True, seed=seed)
+        inputs = random_inputs(case)
+        found = TorchRules().verify(inputs)
+        assert differences(found, verify_reference(inputs)) == []
+        flagged.add(bool(found.is_invalid))
+    assert flagged == {True, False}
 
 
 def test_the_cases_exercise_acceptance_and_rejection() -> None:

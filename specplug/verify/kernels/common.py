@@ -31,13 +31,12 @@ MIN_P = tl.constexpr(9)
 NUM_REQUEST_FIELDS = 10
 
 # fields of the slot table, int64 [NUM_SLOT_FIELDS, num_slots]
-REQUEST = tl.constexpr(0)
-KIND = tl.constexpr(1)
-LAW_ROW = tl.constexpr(2)  # address of the slot's draft logits
-LOGSUMEXP = tl.constexpr(3)  # address of their log-sum-exp (indirect)
-ID_MAP = tl.constexpr(4)  # address of the target-to-draft ids (indirect)
-STATS_ROW = tl.constexpr(5)  # row of the draft's tile statistics (dense)
-NUM_SLOT_FIELDS = 6
+KIND = tl.constexpr(0)
+LAW_ROW = tl.constexpr(1)  # address of the slot's draft logits
+LOGSUMEXP = tl.constexpr(2)  # address of their log-sum-exp (indirect)
+ID_MAP = tl.constexpr(3)  # address of the target-to-draft ids (indirect)
+STATS_ROW = tl.constexpr(4)  # row of the draft's tile statistics (dense)
+NUM_SLOT_FIELDS = 5
 
 # kinds of law; a draft token of unknown law is verified like a certain one
 CERTAIN = tl.constexpr(0)
@@ -53,11 +52,12 @@ SYNTHETIC = tl.constexpr(4)
 COUPLED = tl.constexpr(5)
 SYNTHETIC_GREEDY = tl.constexpr(6)
 
-# how a request's row ends after the walk
+# how a request's row ends
 ENDED = tl.constexpr(0)
 DRAW_TARGET = tl.constexpr(1)
 DRAW_RESIDUAL = tl.constexpr(2)
 SCAN_BLOCK = tl.constexpr(3)
+UNUSABLE = tl.constexpr(4)
 
 TARGET_NOISE = tl.constexpr(int(Purpose.TARGET))
 ACCEPT_NOISE = tl.constexpr(int(Purpose.ACCEPT))

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from specplug.verify.kernels.coupled import coupled_kernel
+from specplug.verify.kernels.decide import decide_kernel
 from specplug.verify.kernels.draft_stats import LINES, draft_stats_kernel
 from specplug.verify.kernels.filters import CAPACITY, CHUNK, bound_kernel, gather_kernel, select_kernel
 from specplug.verify.kernels.finish import finish_kernel
@@ -34,7 +35,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
-_NUM_WARPS = {row_stats_kernel: 8, draft_stats_kernel: 8, gather_kernel: 8, select_kernel: 16}
+_NUM_WARPS = {row_stats_kernel: 8, draft_stats_kernel: 8, gather_kernel: 8, select_kernel: 16, walk_kernel: 1}
 _KERNELS = (
     row_stats_kernel,
     draft_stats_kernel,
@@ -42,6 +43,7 @@ _KERNELS = (
     gather_kernel,
     select_kernel,
     coupled_kernel,
+    decide_kernel,
     walk_kernel,
     residual_kernel,
     finish_kernel,
@@ -59,7 +61,11 @@ _POINTERS = {
     "out_ptr": "*i32",
     "accepted_ptr": "*i32",
     "ending_ptr": "*i32",
+    "row_ending_ptr": "*i32",
+    "token_ptr": "*i32",
     "invalid_ptr": "*i8",
+    "stands_ptr": "*i8",
+    "number_ptr": "*fp64",
     "score_ptr": "*fp64",
     "rates_ptr": "*fp64",
 }

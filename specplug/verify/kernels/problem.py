@@ -82,6 +82,11 @@ class Problem:
     bound: torch.Tensor = field(init=False)
     gathered: torch.Tensor = field(init=False)
     num_gathered: torch.Tensor = field(init=False)
+    stands: torch.Tensor = field(init=False)
+    row_ending: torch.Tensor = field(init=False)
+    token: torch.Tensor = field(init=False)
+    ratio: torch.Tensor = field(init=False)
+    number: torch.Tensor = field(init=False)
     residual_weight: torch.Tensor = field(init=False)
     residual_mass: torch.Tensor = field(init=False)
     ending: torch.Tensor = field(init=False)
@@ -115,6 +120,9 @@ class Problem:
         self.thresholds = empty(torch.float32, self.num_rows if num_filtered else 0).fill_(-torch.inf)
         self.bound, self.num_gathered = empty(torch.float32, num_filtered), empty(torch.int32, num_filtered)
         self.gathered = empty(torch.float32, num_filtered, CAPACITY)
+        self.stands, self.number = empty(torch.int8, self.num_rows), empty(torch.float64, self.num_rows)
+        self.row_ending, self.token = empty(torch.int32, self.num_rows), empty(torch.int32, self.num_rows)
+        self.ratio = empty(torch.float32, self.num_rows)
         self.residual_weight = empty(torch.float32, max(1, self.num_slots))
         self.residual_mass = empty(torch.float32, max(1, self.num_slots), self.num_tiles)
         self.out = empty(torch.int32, self.batch_size, self.width)
@@ -135,13 +143,12 @@ def pack(inputs: VerifyInputs) -> Problem:
     laws = _Laws(inputs)
     _check_dtype("target_logits", logits)
     counts = np.array(inputs.num_draft_tokens, dtype=np.int64)
-    requests = np.arange(len(counts), dtype=np.int64)
-    row_requests = np.repeat(requests, counts + 1)
+    row_requests = np.repeat(np.arange(len(counts), dtype=np.int64), counts + 1)
     filtered = np.array([_is_filtered(row) for row in inputs.rows], dtype=bool)
     coupled = np.array([row.rule == "coupled" for row in inputs.rows], dtype=bool)
     parts = [
         _request_table(inputs),
-        laws.slot_table(np.repeat(requests, counts)),
+        laws.slot_table(),
         row_requests,
         np.flatnonzero(filtered[row_requests]),
         np.flatnonzero(coupled[row_requests]),
@@ -228,10 +235,9 @@ class _Laws:
         self._addresses: dict[int, tuple[int, int, int, int]] = {}
         self.are_aligned = False
 
-    def slot_table(self, slot_requests: Ints) -> Ints:
+    def slot_table(self) -> Ints:
         """int64 ``[NUM_SLOT_FIELDS, num_slots]``."""
-        table = np.zeros((common.NUM_SLOT_FIELDS, len(slot_requests)), dtype=np.int64)
-        table[common.REQUEST.value] = slot_requests
+        table = np.zeros((common.NUM_SLOT_FIELDS, len(self._per_slot)), dtype=np.int64)
         for slot, (law, index) in enumerate(self._per_slot):
             if not isinstance(law, Dense | Indirect):
                 continue

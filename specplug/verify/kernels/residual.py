@@ -12,7 +12,8 @@ from specplug.verify.kernels.common import (
     CERTAIN,
     INVERSE_TEMPERATURE,
     KIND,
-    REQUEST,
+    NUM_SLOTS,
+    SLOT_START,
     draft_prob,
     draft_total,
     draft_weights,
@@ -65,6 +66,59 @@ def residual_weights(
 
 
 @jit
+def tile_mass(
+    logits_ptr,
+    draft_ids_ptr,
+    requests_ptr,
+    slots_ptr,
+    thresholds_ptr,
+    max_ptr,
+    sum_ptr,
+    draft_max_ptr,
+    draft_sum_ptr,
+    row_stride,
+    col_stride,
+    law_col_stride,
+    num_requests,
+    num_slots,
+    vocab_size,
+    num_tiles,
+    request,
+    slot,
+    tile,
+    weight,
+    LAW_DTYPE: tl.constexpr,
+    MAP_DTYPE: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The slot's residual mass in one tile; the logits are not read where a certain draft leaves the tile alone."""
+    row = slot + request
+    inverse_temperature = real_field(requests_ptr, request, num_requests, INVERSE_TEMPERATURE).to(tl.float32)
+    lowest = float("-inf")
+    if HAS_FILTERS:
+        lowest = tl.load(thresholds_ptr + row)
+    top, masses, total = row_masses(max_ptr, sum_ptr, row, num_tiles, inverse_temperature, TILES)
+    draft_id = tl.load(draft_ids_ptr + slot).to(tl.int32)
+    if (field(slots_ptr, slot, num_slots, KIND) == CERTAIN) & (tile != draft_id // TILE):
+        mass = tl.sum(tl.where(tl.arange(0, TILES) == tile, masses, 0.0), 0) / total * weight
+    else:
+        draft_top, draft_sum = draft_total(draft_max_ptr, draft_sum_ptr, slots_ptr, slot, num_slots, num_tiles, TILES)
+        draft_chance = draft_prob(
+            slots_ptr, slot, num_slots, law_col_stride, draft_id, draft_top, draft_sum, LAW_DTYPE, MAP_DTYPE
+        )
+        ids = tile * TILE + tl.arange(0, TILE)
+        left = residual_weights(
+            logits_ptr, slots_ptr, row_stride, col_stride, law_col_stride, num_slots, slot, row, ids, ids < vocab_size,
+            weight, top, total, inverse_temperature, lowest, draft_id, draft_top, draft_sum, draft_chance,
+            LAW_DTYPE, MAP_DTYPE,
+        )  # fmt: skip
+        mass = tl.sum(left, 0)
+    return mass
+
+
+@jit
 def residual_kernel(
     logits_ptr,
     draft_ids_ptr,
@@ -89,39 +143,31 @@ def residual_kernel(
     HAS_FILTERS: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    slot = tl.program_id(0).to(tl.int64)
-    weight = tl.load(residual_weight_ptr + slot)
-    if weight >= 0.0:
-        tile = tl.program_id(1)
-        request = field(slots_ptr, slot, num_slots, REQUEST)
-        row = slot + request
-        inverse_temperature = real_field(requests_ptr, request, num_requests, INVERSE_TEMPERATURE).to(tl.float32)
-        lowest = float("-inf")
-        if HAS_FILTERS:
-            lowest = tl.load(thresholds_ptr + row)
-        top, masses, total = row_masses(max_ptr, sum_ptr, row, num_tiles, inverse_temperature, TILES)
-        draft_id = tl.load(draft_ids_ptr + slot).to(tl.int32)
-        if (field(slots_ptr, slot, num_slots, KIND) == CERTAIN) & (tile != draft_id // TILE):
-            mass = tl.sum(tl.where(tl.arange(0, TILES) == tile, masses, 0.0), 0) / total * weight
-            tl.store(residual_mass_ptr + slot * num_tiles + tile, mass)
-            return
-        draft_top, draft_sum = draft_total(draft_max_ptr, draft_sum_ptr, slots_ptr, slot, num_slots, num_tiles, TILES)
-        draft_chance = draft_prob(
-            slots_ptr, slot, num_slots, law_col_stride, draft_id, draft_top, draft_sum, LAW_DTYPE, MAP_DTYPE
-        )
-        ids = tile * TILE + tl.arange(0, TILE)
-        left = residual_weights(
-            logits_ptr, slots_ptr, row_stride, col_stride, law_col_stride, num_slots, slot, row, ids, ids < vocab_size,
-            weight, top, total, inverse_temperature, lowest, draft_id, draft_top, draft_sum, draft_chance,
-            LAW_DTYPE, MAP_DTYPE,
+    request = tl.program_id(0)
+    tile = tl.program_id(1)
+    start = field(requests_ptr, request, num_requests, SLOT_START)
+    at = tl.arange(0, WIDTH)
+    is_slot = at < field(requests_ptr, request, num_requests, NUM_SLOTS)
+    weights = tl.load(residual_weight_ptr + start + at, mask=is_slot, other=-1.0)
+    offset = tl.max(tl.where(weights >= 0.0, at, -1), 0)
+    while offset >= 0:
+        slot = start + offset
+        weight = tl.max(tl.where(at == offset, weights, -1.0), 0)
+        mass = tile_mass(
+            logits_ptr, draft_ids_ptr, requests_ptr, slots_ptr, thresholds_ptr, max_ptr, sum_ptr, draft_max_ptr,
+            draft_sum_ptr, row_stride, col_stride, law_col_stride, num_requests, num_slots, vocab_size, num_tiles,
+            request, slot, tile, weight, LAW_DTYPE, MAP_DTYPE, HAS_FILTERS, TILES, TILE,
         )  # fmt: skip
-        tl.store(residual_mass_ptr + slot * num_tiles + tile, tl.sum(left, 0))
+        tl.store(residual_mass_ptr + slot * num_tiles + tile, mass)
+        weights = tl.where(at == offset, -1.0, weights)
+        offset = tl.max(tl.where(weights >= 0.0, at, -1), 0)
 
 
 def residual(problem: Problem) -> None:
     """Fill ``problem.residual_mass`` where ``problem.residual_weight`` is not negative."""
-    residual_kernel[(problem.num_slots, problem.num_tiles)](
+    residual_kernel[(problem.batch_size, problem.num_tiles)](
         problem.logits,
         problem.draft_ids,
         problem.requests,
@@ -144,5 +190,6 @@ def residual(problem: Problem) -> None:
         HAS_FILTERS=problem.filtered_rows.shape[0] > 0,
         TILES=problem.padded_tiles,
         TILE=TILE,
+        WIDTH=problem.padded_width,
         enable_fp_fusion=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specplug.types import Verification
 from specplug.verify.inputs import VerifyInputs
 from specplug.verify.kernels.coupled import coupled
+from specplug.verify.kernels.decide import decide
 from specplug.verify.kernels.draft_stats import draft_stats
 from specplug.verify.kernels.filters import thresholds
 from specplug.verify.kernels.finish import finish
@@ -19,7 +20,7 @@ __all__ = ["TritonRules", "launch"]
 def launch(problem: Problem) -> None:
     """Launch what the problem needs, without a host sync.
 
-    Two kernels for greedy and match rows, five where laws are subtracted, one more for coupled rows and four more
+    Three kernels for greedy and match rows, six where laws are subtracted, one more for coupled rows and four more
     for filters. The same problem may be launched again, from a captured graph too.
     """
     row_stats(problem)
@@ -30,6 +31,7 @@ def launch(problem: Problem) -> None:
         coupled(problem)
     if problem.dense_slots.shape[0] and problem.has_residuals:
         draft_stats(problem)
+    decide(problem)
     walk(problem)
     if problem.has_residuals:
         residual(problem)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specplug.errors import TensorError
 from specplug.types import Dense, Indirect, Verification, cumulative
-from specplug.verify.inputs import RowInputs, Rule, VerifyInputs, slot_laws
+from specplug.verify.inputs import RowInputs, Rule, VerifyInputs
 from specplug.verify.kernels import common
 from specplug.verify.kernels.filters import CAPACITY
 from specplug.verify.noise import num_tiles
@@ -198,22 +198,35 @@ def _is_filtered(row: RowInputs) -> bool:
 
 
 def _request_table(inputs: VerifyInputs) -> Ints:
-    table = np.zeros((common.NUM_REQUEST_FIELDS, len(inputs.rows)), dtype=np.int64)
-    reals = table.view(np.float64)
-    table[common.SLOT_START.value] = inputs.slot_starts[:-1]
-    table[common.NUM_SLOTS.value] = inputs.num_draft_tokens
-    for number, row in enumerate(inputs.rows):
-        is_greedy = row.rule == "greedy" or (row.rule == "synthetic" and row.is_greedy)
-        code = common.SYNTHETIC_GREEDY if row.rule == "synthetic" and row.is_greedy else _RULE_CODES[row.rule]
-        table[common.RULE.value, number] = code.value
-        table[common.SEED.value, number] = np.uint64(row.seed).astype(np.int64)
-        table[common.POSITION.value, number] = row.position
-        table[common.STEP.value, number] = row.step
-        table[common.TOP_K.value, number] = row.top_k
-        reals[common.INVERSE_TEMPERATURE.value, number] = 1.0 if is_greedy else 1.0 / row.temperature
-        reals[common.TOP_P.value, number] = row.top_p
-        reals[common.MIN_P.value, number] = row.min_p
+    rows = inputs.rows
+    is_greedy = [row.rule == "greedy" or (row.rule == "synthetic" and row.is_greedy) for row in rows]
+    fields: dict[Any, Any] = {
+        common.RULE: [_rule_code(row) for row in rows],
+        common.SEED: np.array([row.seed for row in rows], dtype=np.uint64).view(np.int64),
+        common.POSITION: [row.position for row in rows],
+        common.STEP: [row.step for row in rows],
+        common.SLOT_START: inputs.slot_starts[:-1],
+        common.NUM_SLOTS: inputs.num_draft_tokens,
+        common.TOP_K: [row.top_k for row in rows],
+    }
+    real_fields: dict[Any, list[float]] = {
+        common.INVERSE_TEMPERATURE: [
+            1.0 if greedy else 1.0 / row.temperature for row, greedy in zip(rows, is_greedy, strict=True)
+        ],
+        common.TOP_P: [row.top_p for row in rows],
+        common.MIN_P: [row.min_p for row in rows],
+    }
+    table = np.zeros((common.NUM_REQUEST_FIELDS, len(rows)), dtype=np.int64)
+    for number, values in fields.items():
+        table[number.value] = values
+    for number, reals in real_fields.items():
+        table.view(np.float64)[number.value] = reals
     return table
+
+
+def _rule_code(row: RowInputs) -> int:
+    is_synthetic_greedy = row.rule == "synthetic" and row.is_greedy
+    return int((common.SYNTHETIC_GREEDY if is_synthetic_greedy else _RULE_CODES[row.rule]).value)
 
 
 class _Laws:
@@ -222,7 +235,7 @@ class _Laws:
     def __init__(self, inputs: VerifyInputs) -> None:
         self.kept_alive: list[torch.Tensor] = []
         self.dense_slots: list[int] = []
-        self._per_slot = slot_laws(inputs.laws)
+        self._spans, self._num_slots = inputs.laws, sum(inputs.num_draft_tokens)
         tensors = [span.law.draft_logits for span in inputs.laws if isinstance(span.law, Dense | Indirect)]
         maps = [span.law.target_to_draft_ids for span in inputs.laws if isinstance(span.law, Indirect)]
         for tensor in tensors:
@@ -232,42 +245,28 @@ class _Laws:
         self.dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
         self.col_stride = int(next(iter(strides))) if len(strides) == 1 and len(dtypes) == 1 else 1
         self.map_dtype = maps[0].dtype if len({m.dtype for m in maps}) == 1 else torch.int64
-        self._addresses: dict[int, tuple[int, int, int, int]] = {}
         self.are_aligned = False
 
     def slot_table(self) -> Ints:
         """int64 ``[NUM_SLOT_FIELDS, num_slots]``."""
-        table = np.zeros((common.NUM_SLOT_FIELDS, len(self._per_slot)), dtype=np.int64)
-        for slot, (law, index) in enumerate(self._per_slot):
+        table = np.zeros((common.NUM_SLOT_FIELDS, self._num_slots), dtype=np.int64)
+        for span in self._spans:
+            slots, index = slice(span.start, span.stop), np.arange(span.stop - span.start)
+            law = span.law
             if not isinstance(law, Dense | Indirect):
                 continue
-            start, row_bytes, lse, id_map = self._address(law)
-            table[common.LAW_ROW.value, slot] = start + index * row_bytes
+            logits = law.draft_logits if self._is_uniform else law.draft_logits.to(self.dtype).contiguous()
+            self.kept_alive.append(logits)
+            table[common.LAW_ROW.value, slots] = logits.data_ptr() + index * logits.stride(0) * logits.element_size()
             if isinstance(law, Dense):
-                table[common.KIND.value, slot] = common.DENSE.value
-                table[common.STATS_ROW.value, slot] = len(self.dense_slots)
-                self.dense_slots.append(slot)
+                table[common.KIND.value, slots] = common.DENSE.value
+                table[common.STATS_ROW.value, slots] = len(self.dense_slots) + index
+                self.dense_slots += range(span.start, span.stop)
             else:
-                table[common.KIND.value, slot] = common.INDIRECT.value
-                table[common.LOGSUMEXP.value, slot] = lse + index * 4
-                table[common.ID_MAP.value, slot] = id_map
+                lse, ids = law.logsumexp.float().contiguous(), law.target_to_draft_ids.to(self.map_dtype).contiguous()
+                self.kept_alive += [lse, ids]
+                table[common.KIND.value, slots] = common.INDIRECT.value
+                table[common.LOGSUMEXP.value, slots] = lse.data_ptr() + index * lse.element_size()
+                table[common.ID_MAP.value, slots] = ids.data_ptr()
         self.are_aligned = bool((table[common.LAW_ROW.value] % 16 == 0).all())
         return table
-
-    def _address(self, law: Dense | Indirect) -> tuple[int, int, int, int]:
-        """Where the law's logits start, bytes per row, its log-sum-exps and its map."""
-        if id(law) in self._addresses:
-            return self._addresses[id(law)]
-        logits = law.draft_logits if self._is_uniform else law.draft_logits.to(self.dtype).contiguous()
-        lse = id_map = None
-        if isinstance(law, Indirect):
-            lse, id_map = law.logsumexp.float().contiguous(), law.target_to_draft_ids.to(self.map_dtype).contiguous()
-        self.kept_alive += [tensor for tensor in (logits, lse, id_map) if tensor is not None]
-        found = (
-            logits.data_ptr(),
-            logits.stride(0) * logits.element_size(),
-            0 if lse is None else lse.data_ptr(),
-            0 if id_map is None else id_map.data_ptr(),
-        )
-        self._addresses[id(law)] = found
-        return found

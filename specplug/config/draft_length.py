@@ -62,8 +62,9 @@ def _suffix_default(work: Resolution) -> tuple[int, str]:
     if field is None or any(key.startswith("suffix_decoding_") for key in work.given):
         return _VLLM_TREE_DEPTH, "vLLM's default of suffix_decoding_max_tree_depth"
     given = work.plugin_values.get(_SUFFIX_LENGTH)
-    is_sound = isinstance(given, int) and given > 0  # else a fault, once the plugin's options are validated
-    return given if is_sound else field.default, _SUFFIX_LENGTH
+    if isinstance(given, int) and given > 0:  # else a fault, once the plugin's options are validated
+        return given, _SUFFIX_LENGTH
+    return field.default, _SUFFIX_LENGTH
 
 
 def _stated(method: str, checkpoint: Checkpoint) -> tuple[int, str] | None:

@@ -1,0 +1,88 @@
+"""How well drafts did so far, by where they came from and how long the match was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["AcceptanceRow", "AcceptanceTable", "Counts", "Origin"]
+
+Origin: TypeAlias = Literal["local", "shared"]
+
+NUM_BUCKETS = 8
+
+
+@dataclass(slots=True)
+class Counts:
+    """Drafts of one origin and range of match lengths. ``num_misses``: drafts of which a token was rejected."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_misses: int = 0
+
+    def book(self, num_drafted: int, num_accepted: int, *, is_miss: bool) -> None:
+        """One draft; ``is_miss``: the token after the accepted ones was tried and rejected."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.num_misses += is_miss
+
+    @property
+    def rate(self) -> float:
+        """The chance that a draft token is accepted if those before it were: accepted over tried tokens, 0.5 at first.
+
+        It is taken to be the same for all tokens of a draft.
+        """
+        return (self.num_accepted_tokens + 1) / (self.num_accepted_tokens + self.num_misses + 2)
+
+    def expected(self, num_drafted: int) -> float:
+        """Accepted tokens to be expected of a draft."""
+        rate = self.rate
+        return rate * (1 - rate**num_drafted) / (1 - rate)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRow:
+    """Drafts of ``origin`` whose match had ``shortest_match`` to ``longest_match`` tokens (None: or more)."""
+
+    origin: Origin
+    shortest_match: int
+    longest_match: int | None
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_misses: int
+
+
+class AcceptanceTable:
+    """Counts by origin and match length: 1, 2-3, 4-7, 8-15, ... tokens."""
+
+    __slots__ = ("_local", "_shared")
+
+    def __init__(self) -> None:
+        self._local = [Counts() for _ in range(NUM_BUCKETS)]
+        self._shared = [Counts() for _ in range(NUM_BUCKETS)]
+
+    def counts(self, origin: Origin, match: int) -> Counts:
+        """Where drafts of such a match (1 or more tokens) are booked."""
+        buckets = self._local if origin == "local" else self._shared
+        return buckets[min(match.bit_length(), NUM_BUCKETS) - 1]
+
+    def rows(self) -> list[AcceptanceRow]:
+        """All counts, local first, by match length; without those of no draft."""
+        tables: tuple[tuple[Origin, list[Counts]], ...] = (("local", self._local), ("shared", self._shared))
+        return [
+            AcceptanceRow(
+                origin,
+                1 << bucket,
+                None if bucket == NUM_BUCKETS - 1 else (2 << bucket) - 1,
+                counts.num_drafts,
+                counts.num_draft_tokens,
+                counts.num_accepted_tokens,
+                counts.num_misses,
+            )
+            for origin, table in tables
+            for bucket, counts in enumerate(table)
+            if counts.num_drafts
+        ]

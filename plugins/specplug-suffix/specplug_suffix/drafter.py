@@ -1,0 +1,243 @@
+"""Suffix drafting free of any host: feed it texts, ask it for drafts."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
+from typing import TypeAlias
+
+from specplug.proposers.backoff import BackOff
+from specplug.proposers.index import ROOT, CountingAutomaton
+from specplug_suffix.acceptance import AcceptanceTable, Counts, Origin
+from specplug_suffix.lengths import DraftLengths
+from specplug_suffix.local import LocalIndex, token_array
+from specplug_suffix.segment import Cursor, Segment
+from specplug_suffix.shared import Namespace, SharedIndex
+
+__all__ = ["DraftRules", "RequestText", "SuffixDrafter"]
+
+PIECE = 16
+"""Tokens of a running request that are shared at a time."""
+TAIL = 64
+"""Tokens of a text that are looked up when it meets texts it has not followed so far."""
+PATIENCE = 8
+"""Of the back-off, in full drafts. Weak matches give short drafts, so that misses are cheap here."""
+
+Found: TypeAlias = tuple[int, int, Segment | None, int, int]
+"""A match to draft from: state, length, segment (None: the request's own text), position there, draft length."""
+
+_EMPTY: array[int] = array("i")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRules:
+    """What is drafted. ``step_tokens``: most draft tokens of all requests in a step, None for no bound;
+    ``min_probability``: cut a draft where its estimated probability falls below; ``shares_running``: share outputs
+    while they are written; ``counts_carried``: a copy that goes on after a break is drafted from at greater length."""
+
+    lengths: DraftLengths
+    max_draft: int
+    step_tokens: int | None = None
+    min_probability: float = 0.0
+    backs_off: bool = True
+    shares_running: bool = True
+    counts_carried: bool = True
+
+
+class RequestText:
+    """One request: its text, its matches in the shared segments, and its last draft."""
+
+    __slots__ = ("back_off", "counts", "cursor", "draft", "draft_start", "is_in_prompt", "local", "matches",
+                 "namespace", "num_prompt_tokens", "num_shared", "origin", "segments")  # fmt: skip
+
+    def __init__(
+        self, num_prompt_tokens: int, local: LocalIndex, namespace: Namespace, back_off: BackOff | None
+    ) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.is_in_prompt = num_prompt_tokens > 0
+        self.local = local
+        self.namespace = namespace
+        self.back_off = back_off
+        self.segments: tuple[Segment, ...] = ()
+        self.matches: list[tuple[int, int]] = []
+        """(state, length) per segment of ``segments``."""
+        self.cursor: Cursor | None = None
+        self.num_shared = num_prompt_tokens
+        """Leading tokens that are shared, or never will be."""
+        self.draft = _EMPTY
+        self.draft_start = 0
+        self.origin: Origin = "local"
+        """Where the last draft came from."""
+        self.counts: Counts | None = None
+        """Where it is booked."""
+
+    def __len__(self) -> int:
+        return len(self.local.token_ids)
+
+
+class SuffixDrafter:
+    """Drafts what followed the longest ending of a text where it occurred before: in the text itself, in the
+    outputs of its namespace, or in the corpus.
+
+    Equal calls in equal order give equal drafts, in any process.
+    """
+
+    def __init__(self, rules: DraftRules, shared: SharedIndex) -> None:
+        self.rules = rules
+        self.shared = shared
+        self.acceptance = AcceptanceTable()
+
+    def start(self, num_prompt_tokens: int, cache_salt: str | None = None) -> RequestText:
+        """A request begins; its first ``num_prompt_tokens`` tokens are its prompt, which is never shared."""
+        rules = self.rules
+        return RequestText(
+            num_prompt_tokens,
+            LocalIndex(counts=rules.min_probability > 0),
+            self.shared.enter(cache_salt),
+            BackOff(rules.max_draft, patience=PATIENCE) if rules.backs_off else None,
+        )
+
+    def append(self, text: RequestText, token_ids: Sequence[int]) -> None:
+        """The next tokens of a text, a part of the prompt or of the output.
+
+        Raises ``ValueError``, ``OverflowError`` or ``TypeError`` for ids that cannot be; nothing changes then.
+        """
+        if text.is_in_prompt:
+            self._append_prompt(text, token_ids)
+            return
+        local = text.local
+        ids = local.append_output(token_ids)
+        if text.segments is not text.namespace.segments:
+            _meet(text, num_new=len(ids))
+        matches = text.matches
+        for number, segment in enumerate(text.segments):
+            state, length = matches[number]
+            matches[number] = segment.automaton.follow(state, length, ids)
+        if self.rules.shares_running and len(local.token_ids) - text.num_shared >= PIECE:
+            self._share(text)
+
+    def propose(self, text: RequestText, limit: int) -> list[int]:
+        """At most ``limit`` tokens that may follow the text."""
+        return self._draft(text, self._find(text, limit)).tolist()
+
+    def propose_all(self, texts: Sequence[RequestText], limits: Sequence[int]) -> list[list[int]]:
+        """One draft per text. Where all together are longer than ``step_tokens``, each is shortened in proportion."""
+        found = [self._find(text, limit) for text, limit in zip(texts, limits, strict=True)]
+        total = sum(each[-1] for each in found)
+        most = self.rules.step_tokens
+        if most is not None and total > most:
+            found = [(*each[:-1], each[-1] * most // total) for each in found]
+        return [self._draft(text, each).tolist() for text, each in zip(texts, found, strict=True)]
+
+    def finish(self, text: RequestText) -> None:
+        """The request ended; what it wrote stays in its namespace."""
+        self._share(text)
+        if text.cursor is not None and not text.cursor.segment.is_dropped:
+            text.cursor.segment.close(text.cursor)
+        self.shared.leave(text.namespace)
+
+    def acceptance_rate(self, text: RequestText) -> float:
+        """The chance that a token of the text's last draft is accepted if those before it are; 0.0 without a draft."""
+        return 0.0 if text.counts is None or not text.draft else text.counts.rate
+
+    def expected_accepted(self, text: RequestText) -> float:
+        """Accepted tokens to be expected of the text's last draft."""
+        return 0.0 if text.counts is None else text.counts.expected(len(text.draft))
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _append_prompt(self, text: RequestText, token_ids: Sequence[int]) -> None:
+        """Tokens of the prompt, and what follows if it ends among them."""
+        num_missing = text.num_prompt_tokens - len(text)
+        ids = token_array(token_ids)
+        text.local.append(ids[:num_missing])
+        text.is_in_prompt = len(ids) < num_missing
+        if len(ids) > num_missing:
+            self.append(text, ids[num_missing:])
+
+    def _find(self, text: RequestText, limit: int) -> Found:
+        """The longest match; of equal ones the text's own, then the newest segment's."""
+        if text.segments is not text.namespace.segments:
+            _meet(text)
+        state, length, start, carried = text.local.match()
+        segment: Segment | None = None
+        number = len(text.matches)
+        while number:
+            number -= 1
+            if text.matches[number][1] > length:
+                other = text.segments[number]
+                other_state, other_length = other.longest_going_on(*text.matches[number])
+                if other_length > length:
+                    state, length, segment, carried = other_state, other_length, other, 0
+        rules = self.rules
+        num_tokens = rules.lengths[length + carried if rules.counts_carried else length]
+        return state, length, segment, start, max(0, min(limit, num_tokens))
+
+    def _draft(self, text: RequestText, found: Found) -> array[int]:
+        num_tokens = len(text.local.token_ids)
+        if text.draft:
+            self._settle(text, num_tokens)
+        draft = self._copy(text, found)
+        back_off = text.back_off
+        if back_off is not None and back_off.standing_down:
+            back_off.review(text.local.token_ids)
+            if back_off.standing_down:
+                back_off.offer(draft.tolist(), num_tokens)
+                draft = _EMPTY
+        text.draft, text.draft_start = draft, num_tokens
+        if draft:
+            text.origin = "local" if found[2] is None else "shared"
+            text.counts = self.acceptance.counts(text.origin, found[1])
+        return draft
+
+    def _copy(self, text: RequestText, found: Found) -> array[int]:
+        state, _, segment, start, num_tokens = found
+        if not num_tokens:
+            return _EMPTY
+        draft = text.local.copy(start, num_tokens) if segment is None else segment.copy(state, num_tokens)
+        least = self.rules.min_probability
+        if least:
+            automaton = (segment or text.local).automaton
+            if isinstance(automaton, CountingAutomaton):
+                del draft[automaton.num_likely(state, draft, least) :]
+        return draft
+
+    def _settle(self, text: RequestText, num_tokens: int) -> None:
+        """Book how the last draft did."""
+        num_came = num_tokens - text.draft_start
+        if not num_came or text.counts is None:
+            return
+        draft = text.draft
+        came = text.local.token_ids[text.draft_start : text.draft_start + len(draft)]
+        num_accepted = len(came) - 1  # as a rule
+        if draft[:num_accepted] != came[:num_accepted]:
+            num_accepted = sum(1 for _ in takewhile(bool, map(eq, draft, came)))
+        elif draft[num_accepted] == came[num_accepted]:
+            num_accepted += 1
+        is_miss = num_accepted < len(came)
+        num_tried = len(draft) if is_miss else len(came)
+        text.counts.book(num_tried, num_accepted, is_miss=is_miss)
+        if text.back_off is not None:
+            text.back_off.book(num_tried, num_accepted)
+
+    def _share(self, text: RequestText) -> None:
+        new = text.local.token_ids[text.num_shared :]
+        if new:
+            text.num_shared += len(new)
+            text.cursor = self.shared.add(text.namespace, text.cursor, new)
+
+
+def _meet(text: RequestText, *, num_new: int = 0) -> None:
+    """Look the end of the text, without its ``num_new`` last tokens, up in segments that came since; matches in the
+    others stay as they are."""
+    segments = text.namespace.segments
+    known = dict(zip(text.segments, text.matches, strict=True))
+    stop = len(text) - num_new
+    tail = text.local.token_ids[max(0, stop - TAIL) : stop]
+    text.matches = [
+        known[segment] if segment in known else segment.automaton.follow(ROOT, 0, tail) for segment in segments
+    ]
+    text.segments = segments

@@ -52,7 +52,8 @@ def commit(
     """Apply a verification to its requests: stop and length cuts, token append, new kept length.
 
     ``states``, ``draft`` and ``skip_reasons`` have the verification's rows. Afterwards a row's
-    ``num_computed_tokens`` is what the target's state must be rolled back to. Withdrawn requests are left as they are.
+    ``num_computed_tokens`` is what the target's state must be rolled back to. Withdrawn requests are left as they
+    are, and so are those with a position in their block where no token can be chosen: they go on without drafts.
     """
     host = to_host(verification)
     starts = cumulative(draft.num_draft_tokens)
@@ -61,6 +62,9 @@ def commit(
         if state.is_withdrawn:
             continue
         num_draft_tokens = draft.num_draft_tokens[row]
+        if host.is_invalid[row] and num_draft_tokens:
+            state.may_draft = False  # so it comes to the error where plain decoding does
+            continue
         state.num_verify_steps += 1
         if host.is_invalid[row]:
             state.num_computed_tokens = state.num_tokens

@@ -52,28 +52,30 @@ def token_logprobs(
     the rows.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    wanted = torch.tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
-    own = logprobs.gather(1, wanted)
+    own = logprobs.gather(1, torch.tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1))
     ranks = (logprobs > own).sum(1) + 1
-    vocab_size = logits.shape[1]
-    counts = [vocab_size if count < 0 else min(count, vocab_size) for count in num_top]
-    top = logprobs.topk(max(counts, default=0), dim=1)
-    rows = zip(
-        token_ids,
-        counts,
-        texts,
-        own[:, 0].tolist(),
-        ranks.tolist(),
-        top.indices.tolist(),
-        top.values.tolist(),
-        strict=True,
-    )
+    top = _top(logprobs, num_top)
     result: list[TokenLogprobs] = []
-    for token_id, count, names, value, rank, top_ids, top_values in rows:
+    for token_id, names, value, rank, likeliest in zip(
+        token_ids, texts, own[:, 0].tolist(), ranks.tolist(), top, strict=True
+    ):
         entry = {token_id: Logprob(value, rank, names[token_id])}
-        for place, (top_id, top_value) in enumerate(zip(top_ids[:count], top_values[:count], strict=True), 1):
+        for place, (top_id, top_value) in enumerate(likeliest, 1):
             entry[top_id] = Logprob(top_value, place, names[top_id])
         result.append(entry)
+    return result
+
+
+def _top(logprobs: torch.Tensor, num_top: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Per row its likeliest tokens. Rows that report equally many go together, so none depends on its neighbours."""
+    vocab_size = logprobs.shape[1]
+    counts = [vocab_size if count < 0 else min(count, vocab_size) for count in num_top]
+    result: list[list[tuple[int, float]]] = [[] for _ in counts]
+    for count in set(counts) - {0}:
+        rows = [row for row, each in enumerate(counts) if each == count]
+        top = logprobs[rows].topk(count, dim=1)
+        for row, ids, values in zip(rows, top.indices.tolist(), top.values.tolist(), strict=True):
+            result[row] = list(zip(ids, values, strict=True))
     return result
 
 

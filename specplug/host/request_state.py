@@ -51,6 +51,7 @@ class RequestState:
         self.num_discarded_tokens = 0
         self.is_paused = False
         self.is_aborted = False
+        self.may_draft = True
         self.logprobs: list[TokenLogprobs] = []
         self.cumulative_logprob = 0.0
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]

@@ -103,7 +103,7 @@ class Scheduler:
 
 def _draft_limit(state: RequestState, num_speculative_tokens: int) -> int:
     speculation = state.request.speculation
-    if not state.is_decoding or not speculation.get("enabled", True):
+    if not (state.is_decoding and state.may_draft and speculation.get("enabled", True)):
         return 0
     cap: int = speculation.get("num_speculative_tokens", num_speculative_tokens)
     return max(0, min(cap, num_speculative_tokens, state.remaining - 1))

@@ -51,7 +51,7 @@ class RequestText:
     """One request: its text, its matches in the shared segments, and its last draft."""
 
     __slots__ = ("back_off", "counts", "cursor", "draft", "draft_start", "is_in_prompt", "local", "matches",
-                 "namespace", "num_prompt_tokens", "num_shared", "origin", "segments")  # fmt: skip
+                 "namespace", "num_prompt_tokens", "num_shared", "origin", "segments", "stands_down")  # fmt: skip
 
     def __init__(
         self, num_prompt_tokens: int, local: LocalIndex, namespace: Namespace, back_off: BackOff | None
@@ -61,6 +61,7 @@ class RequestText:
         self.local = local
         self.namespace = namespace
         self.back_off = back_off
+        self.stands_down = False
         self.segments: tuple[Segment, ...] = ()
         self.matches: list[tuple[int, int]] = []
         """(state, length) per segment of ``segments``."""
@@ -174,36 +175,43 @@ class SuffixDrafter:
                     state, length, segment, carried = other_state, other_length, other, 0
         rules = self.rules
         num_tokens = rules.lengths[length + carried if rules.counts_carried else length]
-        return state, length, segment, start, max(0, min(limit, num_tokens))
+        return state, length, segment, start, num_tokens if num_tokens <= limit else max(0, limit)
 
     def _draft(self, text: RequestText, found: Found) -> array[int]:
         num_tokens = len(text.local.token_ids)
         if text.draft:
             self._settle(text, num_tokens)
-        draft = self._copy(text, found)
-        back_off = text.back_off
-        if back_off is not None and back_off.standing_down:
-            back_off.review(text.local.token_ids)
-            if back_off.standing_down:
-                back_off.offer(draft.tolist(), num_tokens)
-                draft = _EMPTY
-        text.draft, text.draft_start = draft, num_tokens
-        if draft:
-            text.origin = "local" if found[2] is None else "shared"
-            text.counts = self.acceptance.counts(text.origin, found[1])
-        return draft
-
-    def _copy(self, text: RequestText, found: Found) -> array[int]:
-        state, _, segment, start, num_tokens = found
-        if not num_tokens:
-            return _EMPTY
-        draft = text.local.copy(start, num_tokens) if segment is None else segment.copy(state, num_tokens)
+        state, length, segment, start, num_wanted = found
+        if not num_wanted:
+            draft = _EMPTY
+        elif segment is None:
+            draft = text.local.copy(start, num_wanted)
+        else:
+            draft = segment.copy(state, num_wanted)
         least = self.rules.min_probability
         if least:
             automaton = (segment or text.local).automaton
             if isinstance(automaton, CountingAutomaton):
-                del draft[automaton.num_likely(state, draft, least) :]
+                draft = draft[: automaton.num_likely(state, draft, least)]
+        if text.stands_down:
+            draft = self._try(text, draft)
+        text.draft, text.draft_start = draft, num_tokens
+        if draft:
+            text.origin = "local" if segment is None else "shared"
+            text.counts = self.acceptance.counts(text.origin, length)
         return draft
+
+    def _try(self, text: RequestText, draft: array[int]) -> array[int]:
+        """A draft while standing down: none, unless the trials have shown that they pay again."""
+        back_off = text.back_off
+        if back_off is None:
+            return draft
+        back_off.review(text.local.token_ids)
+        text.stands_down = back_off.standing_down
+        if not text.stands_down:
+            return draft
+        back_off.offer(draft.tolist(), len(text))
+        return _EMPTY
 
     def _settle(self, text: RequestText, num_tokens: int) -> None:
         """Book how the last draft did."""
@@ -222,6 +230,7 @@ class SuffixDrafter:
         text.counts.book(num_tried, num_accepted, is_miss=is_miss)
         if text.back_off is not None:
             text.back_off.book(num_tried, num_accepted)
+            text.stands_down = text.back_off.standing_down
 
     def _share(self, text: RequestText) -> None:
         new = text.local.token_ids[text.num_shared :]

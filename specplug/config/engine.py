@@ -43,7 +43,10 @@ class EngineArgs(BaseModel):
         default="auto", description="cpu, cuda, cuda:1, ...; auto: a GPU if there is one. (specplug's own)"
     )
     revision: Annotated[str | None, Key("model")] = Field(
-        default=None, description="Revision of the model and its tokenizer."
+        default=None, description="Revision of the model, and of its tokenizer unless that has its own."
+    )
+    tokenizer_revision: Annotated[str | None, Key("model")] = Field(
+        default=None, description="Revision of the tokenizer; absent: the model's."
     )
     max_model_len: Annotated[int | None, Key("limits")] = Field(
         default=None, ge=1, description="Most tokens of prompt and output together; absent: what the model supports."

@@ -94,7 +94,6 @@ ENGINE_TERMS: dict[str, Key] = {
     **_refused("parallelism", "specplug's host runs in one process", "distributed_executor_backend", ["uni", "mp"]),
     **_refused("model", "code from checkpoints is never run by specplug's host", "trust_remote_code"),
     **_refused("model", "quantised weights are not supported by specplug's host", _WEIGHTS),
-    **_refused("model", "specplug's host reads the tokenizer at the model's revision", "tokenizer_revision"),
     **_refused("model", "specplug's host takes the model as its checkpoint describes it", _OVERRIDES),
     **_refused("model", "specplug's host drives models of transformers", "model_impl", ["auto", "transformers"]),
     **_refused("model", "specplug's host reads safetensors only", "load_format", ["auto", "safetensors", "hf"]),

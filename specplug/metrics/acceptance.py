@@ -107,7 +107,7 @@ class _Totals:
         self.requests = self.batch_steps = self.prefill_tokens = 0
         self.propose_s = self.forward_s = self.verify_s = self.host_s = 0.0
         self.faults: dict[str, int] = {}
-        self.verify_methods: dict[str, int] = {}
+        self.verify_method_effective: dict[str, int] = {}
 
     def add(self, outcome: StepOutcome) -> None:
         self.batch_steps += 1
@@ -119,7 +119,8 @@ class _Totals:
         for reason, count in outcome.faults.items():
             self.faults[reason] = self.faults.get(reason, 0) + count
         if outcome.rows and outcome.verify_method:
-            self.verify_methods[outcome.verify_method] = self.verify_methods.get(outcome.verify_method, 0) + 1
+            steps = self.verify_method_effective
+            steps[outcome.verify_method] = steps.get(outcome.verify_method, 0) + 1
 
 
 class AcceptanceMetrics:
@@ -184,7 +185,7 @@ class AcceptanceMetrics:
             verify_s=totals.verify_s,
             host_s=totals.host_s,
             faults=totals.faults.copy(),
-            verify_methods=totals.verify_methods.copy(),
+            verify_method_effective=totals.verify_method_effective.copy(),
         )
 
     def metrics(self) -> list[Metric]:

@@ -171,7 +171,7 @@ class AggregateSpecDecodeMetrics(AcceptanceCounts):
     verify_s: float
     host_s: float
     faults: Mapping[str, int] = field(default_factory=dict)
-    verify_methods: Mapping[str, int] = field(default_factory=dict)
+    verify_method_effective: Mapping[str, int] = field(default_factory=dict)
     """Rule -> batch steps it verified."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class AggregateSpecDecodeMetrics(AcceptanceCounts):
             "verify_s": self.verify_s,
             "host_s": self.host_s,
             "faults": dict(self.faults),
-            "verify_methods": dict(self.verify_methods),
+            "verify_method_effective": dict(self.verify_method_effective),
         }
 
 

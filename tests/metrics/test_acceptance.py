@@ -270,7 +270,7 @@ def test_times_faults_and_methods_add_up() -> None:
     assert counts.faults == {"propose_raised:x": 2}
     assert counts.num_prefill_tokens == 15
     assert counts.num_batch_steps == 3
-    assert counts.verify_methods == {"greedy": 2}
+    assert counts.verify_method_effective == {"greedy": 2}
 
 
 def test_a_report_does_not_change_later() -> None:

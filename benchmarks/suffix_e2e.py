@@ -3,9 +3,9 @@
     python benchmarks/suffix_e2e.py [PART ...] [--model FOLDER] [--pairs 8] [--vllm PYTHON]
 
 Parts: ``edit`` (edit prompts against our n-gram at its best draft length and, given the Python of its environment,
-vLLM's suffix, which needs arctic-inference), ``humaneval`` (against our own plain decoding, on text that repeats little),
-``memory`` (10,000 requests in a row through the host loop on a toy: resident memory). Runs repeat their prompts, so
-nothing is shared between requests in the first two, on either side. Pairs, intervals and result files as in
+vLLM's suffix, which needs arctic-inference), ``humaneval`` (against our own plain decoding, on text that repeats
+little), ``memory`` (10,000 requests in a row through the host loop on a toy: resident memory). Runs repeat prompts,
+so nothing is shared between requests in the first two, on either side. Pairs, intervals and result files as in
 ``benchmarks/host.py``.
 """
 

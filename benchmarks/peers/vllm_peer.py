@@ -42,43 +42,38 @@ def load(args: Any) -> tuple[dict[str, Any], Run]:
         speculative_config=config,
         enforce_eager=True,
         enable_prefix_caching=False,
-        disable_log_stats=False,
     )
     numbers = itertools.count()
-
-    def accepted() -> int:
-        name = "vllm:spec_decode_num_accepted_tokens"
-        return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
     def run(prompts: Sequence[str], n_tokens: int) -> dict[str, Any]:
         params = vllm.SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, detokenize=False)
         names = [f"request-{next(numbers)}" for _ in prompts]
         for name, prompt in zip(names, prompts, strict=True):
             llm.llm_engine.add_request(name, prompt, params)
-        before = accepted()
-        marks, outputs = _step(llm.llm_engine, names)
-        answer = marks.answer(outputs, None)
-        answer["row_steps"] = answer["tokens"] - (accepted() - before)
-        return answer
+        return _step(llm.llm_engine, names)
 
     return {"name": "vllm", "versions": {"vllm": vllm.__version__}, "config": config}, run
 
 
-def _step(engine: Any, names: Sequence[str]) -> tuple[Marks, list[list[int]]]:
-    """Run the engine dry; marks restart until every request has a token."""
+def _step(engine: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Run the engine dry; marks and counts restart until every request has a token."""
     marks = Marks()
+    row_steps = 0
     found: dict[str, list[int]] = {name: [] for name in names}
     while engine.has_unfinished_requests():
         is_prompt_phase = not all(found.values())
         new = 0
         for output in engine.step():
             ids = list(output.outputs[0].token_ids)
-            new += len(ids) - len(found[output.request_id])
-            found[output.request_id] = ids
+            if len(ids) > len(found[output.request_id]):
+                row_steps += 1
+                new += len(ids) - len(found[output.request_id])
+                found[output.request_id] = ids
         marks.add(new)
         if is_prompt_phase:
             marks.restart()
-    return marks, [found[name] for name in names]
+            row_steps = 0
+    return marks.answer([found[name] for name in names], row_steps)
 
 
 if __name__ == "__main__":

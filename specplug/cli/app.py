@@ -26,6 +26,8 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # the reader of our output has left, which typer ends quietly
+            raise
         except (ConfigError, RequestError) as fault:
             error(str(fault))
             raise typer.Exit(USAGE_ERROR) from fault

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
+_MOST_ROWS = 8
+"""Samples decoded at once, unless the file of settings says otherwise: KV memory is reserved per row."""
 
 
 @with_sampling_flags
@@ -61,12 +63,13 @@ def generate(
         model=model,
         speculative_config=speculative_config,
         plugins=plugin,
-        engine={"dtype": dtype, "device": device, "max_model_len": max_model_len, "max_num_seqs": 1},
+        engine={"dtype": dtype, "device": device, "max_model_len": max_model_len},
         sampling=sampling.values(),
     )
     text = _read_prompt(prompt, prompt_file)
     params = SamplingParams.from_mapping({**_DEFAULTS, **settings.sampling})
-    with _load(settings, allow_lossy=allow_lossy) as llm:
+    rows = {"max_num_seqs": min(params.n, _MOST_ROWS)}
+    with _load(replace(settings, engine=rows | dict(settings.engine)), allow_lossy=allow_lossy) as llm:
         prompt = _chat_prompt(llm, text) if chat else text
         run = _run(llm, prompt, params, stream=stream) if params.n == 1 or stream else _run_samples(llm, prompt, params)
         if as_json:

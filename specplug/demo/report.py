@@ -89,10 +89,10 @@ class DemoReport:
         """Tables and lines, in the order to print them."""
         for kind in dict.fromkeys(cell.kind for cell in self.cells):
             yield self._table(kind)
+        runs = "one run each" if self.num_rounds == 1 else f"medians of up to {self.num_rounds} runs in turn"
         yield (
-            f"bfloat16, greedy, decoding only (prompts excluded), median of up to {self.num_rounds} interleaved plain "
-            f"and {self.method} runs; K={self.num_speculative_tokens}; acceptance length incl. bonus token; decoding "
-            f"took {self.decoding_s:.0f} s"
+            f"bfloat16, greedy, decoding only (prompts excluded), {runs}; K={self.num_speculative_tokens}; acceptance "
+            f"length incl. bonus token; decoding took {self.decoding_s:.0f} s"
         )
         yield ""
         yield from self._identity()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from specplug.errors import RequestError
@@ -20,6 +22,15 @@ depend on the arguments alone."""
 
 LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs"]
 _LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+
+# Beyond these, single-precision logits that went through bias, penalty and temperature may overflow.
+_MAX_TEMPERATURE = 1e10
+_MAX_REPETITION_PENALTY = 1e10
+_MAX_BIAS = 1e20
+
+_SWITCHES = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
+_WHOLE_NUMBERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +110,20 @@ class SamplingParams:
     reasoning_end: str | Sequence[int] | None = None
     """Text or token ids that end the reasoning the output begins with; ``structured_outputs`` acts after them."""
     extra_args: dict[str, Any] = field(default_factory=dict)
-    """``extra_args["specplug"]``: {"enabled": bool, "num_speculative_tokens": int, "method": str}."""
+    """``extra_args["specplug"]``: {"enabled": bool, "num_speculative_tokens": int, "method": str}. None: {}."""
 
     def __post_init__(self) -> None:
+        extra_args: object = self.extra_args
+        if extra_args is None:  # vLLM's default
+            object.__setattr__(self, "extra_args", {})
         faults = [*_faults(self), *_token_faults(self), *_output_faults(self), *_speculation_faults(self.extra_args)]
         if faults:
             raise RequestError("; ".join(faults))
+        for names, kind in ((_WHOLE_NUMBERS, int), (_NUMBERS, float)):
+            for name in names:  # numpy's numbers as Python's, which do not wrap around
+                value = getattr(self, name)
+                if value is not None and not isinstance(value, int | float):
+                    object.__setattr__(self, name, kind(value))
 
     @property
     def is_greedy(self) -> bool:
@@ -113,6 +132,17 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def speculation(self) -> Mapping[str, Any]:
+        """A read-only copy of ``extra_args["specplug"]``.
+
+        Raises ``RequestError`` if it was changed, since these parameters were made, to what cannot be.
+        """
+        faults = list(_speculation_faults(self.extra_args))
+        if faults:
+            raise RequestError("; ".join(faults))
+        return MappingProxyType(dict(self.extra_args.get("specplug", {})))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -148,12 +178,30 @@ def _structured_outputs(values: Mapping[str, Any]) -> StructuredOutputsParams:
     return StructuredOutputsParams(**values)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+def _is_int(value: Any) -> bool:
+    return isinstance(value, Integral) and not _is_bool(value)
+
+
+def _is_number(value: Any) -> bool:
+    is_real: bool = isinstance(value, Real) and not _is_bool(value)
+    return is_real and bool(abs(value) < float("inf"))
+
+
+def _is_bias(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= _MAX_BIAS
+
+
+def _shown(value: object) -> str:
+    """``value`` as written, cut where it is long; Python refuses to print whole numbers of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number too long to print"
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
@@ -174,8 +222,8 @@ def _is_texts(value: object) -> bool:
 
 
 def _faults(params: SamplingParams) -> Iterator[str]:
-    if not (_is_number(params.temperature) and params.temperature >= 0.0):
-        yield f"temperature={params.temperature!r} must be a finite number of at least 0 (0: greedy)"
+    if not (_is_number(params.temperature) and 0.0 <= params.temperature <= _MAX_TEMPERATURE):
+        yield f"temperature={_shown(params.temperature)} must be a number from 0 (greedy) to {_MAX_TEMPERATURE:g}"
     if not (_is_number(params.top_p) and 0.0 < params.top_p <= 1.0):
         yield f"top_p={params.top_p!r} must be in (0, 1]"
     if not (_is_int(params.top_k) and params.top_k >= -1):
@@ -186,8 +234,12 @@ def _faults(params: SamplingParams) -> Iterator[str]:
         value = getattr(params, name)
         if not (_is_number(value) and -2.0 <= value <= 2.0):
             yield f"{name}={value!r} must be in [-2, 2]"
-    if not (_is_number(params.repetition_penalty) and params.repetition_penalty > 0.0):
-        yield f"repetition_penalty={params.repetition_penalty!r} must be a finite number above 0 (1: none)"
+    if not (
+        _is_number(params.repetition_penalty)
+        and 1.0 / _MAX_REPETITION_PENALTY <= params.repetition_penalty <= _MAX_REPETITION_PENALTY
+    ):
+        bounds = f"{1.0 / _MAX_REPETITION_PENALTY:g} to {_MAX_REPETITION_PENALTY:g}"
+        yield f"repetition_penalty={_shown(params.repetition_penalty)} must be a number from {bounds} (1: none)"
     if params.seed is not None and not (_is_int(params.seed) and 0 <= params.seed <= MAX_SEED):
         yield f"seed={params.seed!r} must be a whole number from 0 to 2**64 - 1, or None"
     if not (_is_int(params.n) and params.n >= 1):
@@ -203,9 +255,9 @@ def _token_faults(params: SamplingParams) -> Iterator[str]:
         yield f"allowed_token_ids={params.allowed_token_ids!r} must be a list of at least one token id"
     bias = params.logit_bias
     if bias is not None and not (
-        isinstance(bias, Mapping) and all(_is_int(i) and i >= 0 and _is_number(value) for i, value in bias.items())
+        isinstance(bias, Mapping) and all(_is_int(i) and i >= 0 and _is_bias(value) for i, value in bias.items())
     ):
-        yield f"logit_bias={bias!r} must map token ids to finite numbers"
+        yield f"logit_bias={_shown(bias)} must map token ids to numbers from {-_MAX_BIAS:g} to {_MAX_BIAS:g}"
     words = params.bad_words
     if words is not None and not (_is_list(words) and all(_is_text(word) or _is_ids(word) for word in words)):
         yield f"bad_words={words!r} must be a list of non-empty texts or lists of token ids"
@@ -218,6 +270,9 @@ def _token_faults(params: SamplingParams) -> Iterator[str]:
 
 
 def _output_faults(params: SamplingParams) -> Iterator[str]:
+    for name in _SWITCHES:
+        if not _is_bool(getattr(params, name)):
+            yield f"{name}={getattr(params, name)!r} must be True or False"
     if params.max_tokens is not None and not (_is_int(params.max_tokens) and params.max_tokens >= 1):
         yield f"max_tokens={params.max_tokens!r} must be a whole number of at least 1, or None for max_model_len"
     elif not (_is_int(params.min_tokens) and params.min_tokens >= 0):
@@ -265,7 +320,7 @@ def _speculation_faults(extra_args: object) -> Iterator[str]:
         yield f"extra_args['specplug']={switches!r} must be a mapping"
         return
     checks: dict[str, Callable[[Any], bool]] = {
-        "enabled": lambda v: isinstance(v, bool),
+        "enabled": _is_bool,
         "num_speculative_tokens": lambda v: _is_int(v) and v >= 0,
         "method": lambda v: isinstance(v, str) and bool(v),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -297,13 +298,23 @@ def test_ids_that_the_target_does_not_have_are_refused(decode: Decode, params: d
     [
         ({"presence_penalty": 2.5}, r"presence_penalty=2.5 must be in \[-2, 2\]"),
         ({"frequency_penalty": float("nan")}, r"frequency_penalty=nan must be in \[-2, 2\]"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be a finite number above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be a number from 1e-10 to"),
         ({"min_tokens": 5, "max_tokens": 3}, "min_tokens=5 must be at most max_tokens=3"),
         ({"n": 0}, "n=0 must be a whole number of at least 1"),
         ({"n": 2, "temperature": 0.0}, "n=2 must be 1 with temperature=0.0"),
         ({"seed": 2**64}, r"seed=18446744073709551616 must be a whole number from 0 to 2\*\*64 - 1"),
         ({"logprobs": -2}, "logprobs=-2 must be a whole number of at least 0, -1 for all tokens"),
-        ({"logit_bias": {1: float("inf")}}, "must map token ids to finite numbers"),
+        ({"logit_bias": {1: float("inf")}}, "must map token ids to numbers from"),
+        ({"logit_bias": {1: 1e308}}, "must map token ids to numbers from"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty=1e-300 must be a number from 1e-10 to"),
+        ({"temperature": 10**400}, r"must be a number from 0 \(greedy\) to 1e\+10"),
+        ({"temperature": 10**5000}, "temperature=a number too long to print"),
+        ({"skip_special_tokens": None}, "skip_special_tokens=None must be True or False"),
+        ({"detokenize": "no"}, "detokenize='no' must be True or False"),
+        ({"ignore_eos": 1}, "ignore_eos=1 must be True or False"),
+        ({"seed": True}, "seed=True must be a whole number"),
+        ({"seed": np.bool_(True)}, "must be a whole number"),
+        ({"temperature": np.float32("nan")}, "must be a number from 0"),
         ({"allowed_token_ids": []}, "must be a list of at least one token id"),
         ({"bad_words": "word"}, "must be a list of non-empty texts or lists of token ids"),
         ({"logits_processors": [1]}, "must be a list of callables"),
@@ -315,6 +326,19 @@ def test_ids_that_the_target_does_not_have_are_refused(decode: Decode, params: d
 def test_sampling_parameters_out_of_range_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(**values)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int8(3), seed=np.uint64(2**64 - 1), max_tokens=np.int32(4)
+    )
+    assert params == SamplingParams(temperature=0.5, top_k=3, seed=2**64 - 1, max_tokens=4)
+    assert type(params.seed) is int
+    assert type(params.temperature) is float
+
+
+def test_no_extra_args_are_vllms_default() -> None:
+    assert SamplingParams(extra_args=None) == SamplingParams()  # type: ignore[arg-type]
 
 
 def test_several_samples_and_a_stream_exclude_each_other(make_llm: Callable[..., Any]) -> None:

@@ -73,6 +73,28 @@ def test_specplug_hello_passes_its_own_tests(
     assert "22 passed" in done.stdout
 
 
+def test_specplug_suffix_from_its_wheel_without_a_compiler(
+    built: Built, environment: Callable[..., Any], distributions: dict[str, Path], tmp_path: Path
+) -> None:
+    assert built["specplug-suffix"][0].name.endswith("-py3-none-any.whl")
+    fresh = environment(built["specplug"][0], built["specplug-suffix"][0])
+    done = fresh.run("specplug", "plugins", "--json")
+    suffix = next(plugin for plugin in json.loads(done.stdout) if plugin["name"] == "suffix")
+    assert (suffix["kind"], suffix["distribution"], suffix["version"]) == ("proposer", "specplug-suffix", "0.1.0")
+
+    page = (distributions["specplug-suffix"] / "README.md").read_text()
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    done = fresh.run("python", "-c", shown, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert str([5, 6, 7, 8] * 10) in done.stdout
+    assert "suffix:local" in done.stdout
+
+    done = fresh.run("specplug", "explain", "--speculative-config", '{"method": "suffix"}', "--json")
+    assert done.returncode == 0, done.stderr
+    options = {row["key"]: row["value"] for row in json.loads(done.stdout)["plugins"][0]["options"]}
+    assert (options["suffix_max_draft"], options["suffix_factor"]) == (32, 2.0)
+
+
 def test_every_plugin_is_found_beside_the_core(
     built: Built, environment: Callable[..., Any], distributions: dict[str, Path]
 ) -> None:

@@ -25,6 +25,8 @@ __all__ = ["DemoPlan", "run_demo"]
 _NUM_SPECULATIVE_TOKENS = 5
 _METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    # Rounds repeat their prompts: with outputs shared, all but the first would be read off.
+    "suffix": {"num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0},
 }
 _SHARE_OF_TIME_FOR_ROUNDS = 0.8
 """The rest of the time is for the identity report."""

@@ -12,10 +12,14 @@ _REPLACEMENT = "\ufffd"  # what an unfinished multi-byte character decodes to
 
 
 class Detokenizer:
-    """The text of one request's output. Without a tokenizer the text stays empty."""
+    """The text of one request's output. Without a tokenizer the text stays empty.
+
+    ``error``: why the tokenizer could not decode, if it could not; the text then stays as it was.
+    """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
         self.text = ""
+        self.error: str | None = None
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._ids = list(prompt_token_ids[-_CONTEXT_TOKENS:])
@@ -47,6 +51,13 @@ class Detokenizer:
         self._is_cut = True
 
     def _render(self, *, flush: bool) -> None:
+        try:
+            self._extend_text(flush=flush)
+        except Exception as error:  # noqa: BLE001 - foreign code; it ends this request and no other
+            self.error = f"the tokenizer cannot decode the output: {type(error).__name__}: {error}"
+            self._tokenizer = None
+
+    def _extend_text(self, *, flush: bool) -> None:
         prefix = self._decode(self._ids[self._prefix_start : self._read_start])
         rendered = self._decode(self._ids[self._prefix_start :])
         if len(rendered) <= len(prefix) or (rendered.endswith(_REPLACEMENT) and not flush):

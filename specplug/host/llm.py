@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,7 @@ from specplug.config import resolve_engine_args, resolve_speculative_config
 from specplug.errors import RequestError
 from specplug.hooks import ProcessManager, process_manager
 from specplug.host.builder import ACCEPTANCE, build_session
+from specplug.host.delivery import Delivery, Inbox
 from specplug.host.intake import Intake, Prompt, is_single
 from specplug.host.loading import load_target
 from specplug.host.outputs import OutputKind, RequestOutput
@@ -32,6 +34,9 @@ class LLM:
     ``allow_lossy``: permit verifiers that change the target's distribution.
     ``strict``: raise on plugin faults instead of counting them (for tests).
     Further keyword arguments are vLLM's engine arguments (``docs/configuration.md``).
+
+    Calls may come from several threads and may overlap: steps run one at a time, and every call gets the outputs
+    of its own requests. Inside a step, that is from a hook, requests may be added, aborted, paused and resumed.
 
     Raises ``ConfigError`` with every fault of the configuration before weights load, ``ModelError`` for models
     that cannot be loaded or rolled back, ``PluginError`` for plugins that cannot.
@@ -59,20 +64,25 @@ class LLM:
         )
         self.notes = (*engine_notes, *self.config.notes)
         self._target = load_target(self.engine_args)
-        self._session = build_session(
-            self._target,
-            self.config,
-            manager.methods,
-            max_num_batched_tokens=self.engine_args.max_num_batched_tokens,
-            strict=strict,
-            trace=manager.trace,
-            describe=manager.describe,
-        )
+        try:
+            self._session = build_session(
+                self._target,
+                self.config,
+                manager.methods,
+                max_num_batched_tokens=self.engine_args.max_num_batched_tokens,
+                strict=strict,
+                trace=manager.trace,
+                describe=manager.describe,
+            )
+        except BaseException:
+            self._return_target()
+            raise
         self._intake = Intake(self._target, method_names=self._method_names(), seed=self.engine_args.seed)
         self._ids = itertools.count()
         self._groups = SampleGroups()
-        # outputs of requests added one by one that came up while generate or stream was stepping
-        self._undelivered: list[RequestOutput] = []
+        self._delivery = Delivery()
+        self._lock = threading.RLock()
+        self._is_stepping = self._is_closed = self._is_closing = False
 
     # --- whole prompts ----------------------------------------------------------------------------------
 
@@ -88,10 +98,10 @@ class LLM:
         ``sampling_params``: one for all, or one each; None takes ``get_default_sampling_params()``.
         Raises ``RequestError`` before anything runs when a prompt or parameter cannot be served.
         """
-        requests = self._prepare_all(prompts, sampling_params, "final_only")
+        requests, inbox = self._prepare_all(prompts, sampling_params, "final_only")
         done: dict[str, RequestOutput] = {}
         with _progress(len(requests), enabled=use_tqdm) as advance:
-            for output in self._run(requests):
+            for output in self._run(requests, inbox):
                 if output.finished:
                     done[output.request_id] = output
                     advance()
@@ -107,7 +117,7 @@ class LLM:
         Every id is delivered once, in order; a request's last output has ``finished`` set. Closing the
         iterator early aborts what is still running.
         """
-        return self._run(self._prepare_all(prompts, sampling_params, "delta"))
+        return self._run(*self._prepare_all(prompts, sampling_params, "delta"))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's ``generation_config.json`` recommends, as far as specplug has the parameter."""
@@ -127,34 +137,43 @@ class LLM:
         output_kind: OutputKind = "cumulative",
     ) -> None:
         """Queue one request. Raises ``RequestError`` if it cannot be served; the others are unharmed."""
-        self._add(request_id, self._prepare(request_id, prompt, sampling_params, output_kind))
+        with self._lock:
+            self._add(request_id, self._prepare(request_id, prompt, sampling_params, output_kind))
 
     def step(self) -> list[RequestOutput]:
-        """Run one decoding step; returns the requests that got output in it or ended with it."""
-        undelivered, self._undelivered = self._undelivered, []
-        return undelivered + self._groups.merge(self._session.step())
+        """Run one decoding step; returns the added requests that got output in it or ended with it.
+
+        Requests of a ``generate`` or ``stream`` under way go on too; their outputs reach that call.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._advance()
+            return self._delivery.take_unowned()
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step()`` still has something to do, now or once a paused request is resumed."""
-        return self._session.has_unfinished or bool(self._undelivered)
+        with self._lock:
+            return self._session.has_unfinished or self._delivery.has_unowned
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request. One that was still waiting is returned at once, others come out of the next step."""
-        ended = [self._session.abort(sample_id) for sample_id in self._groups.ids_of(request_id)]
-        merged = self._groups.merge(output for output in ended if output is not None)
-        return merged[0] if merged and merged[0].finished else None
+    def abort(self, request_id: str) -> None:
+        """End a request; its last output comes out of the next ``step()``. Unknown ids are ignored."""
+        with self._lock:
+            for sample_id in self._groups.ids_of(request_id):
+                self._session.abort(sample_id)
 
     def pause(self, request_id: str) -> bool:
         """Take a request out of the steps until it is resumed; False for an unknown id.
 
-        Called while a step runs, by a plugin or another thread, it acts at the next boundary between two phases: what
-        the step has drafted or computed for the request is dropped. The request keeps its row and its plugins' state.
+        Called from a hook while a step runs, it acts at the next boundary between two phases: what the step has
+        drafted or computed for the request is dropped. The request keeps its row and its plugins' state.
         """
-        return any([self._session.pause(sample_id) for sample_id in self._groups.ids_of(request_id)])
+        with self._lock:
+            return any([self._session.pause(sample_id) for sample_id in self._groups.ids_of(request_id)])
 
     def resume(self, request_id: str) -> bool:
         """Let a paused request go on in the next step; False for an unknown id."""
-        return any([self._session.resume(sample_id) for sample_id in self._groups.ids_of(request_id)])
+        with self._lock:
+            return any([self._session.resume(sample_id) for sample_id in self._groups.ids_of(request_id)])
 
     # --- around it --------------------------------------------------------------------------------------
 
@@ -173,11 +192,17 @@ class LLM:
         return self._session.hooks.instance(ACCEPTANCE)
 
     def close(self) -> None:
-        """Abort what is running, tell the plugins, and give a borrowed model back as it was."""
-        self._session.close()
-        close = getattr(self._target, "close", None)
-        if close is not None:
-            close()
+        """Abort what is left, tell the plugins, and give a borrowed model back as it was. A second call does nothing.
+
+        From a hook it takes effect after the running step. Calls under way get their requests' last outputs.
+        """
+        with self._lock:
+            if self._is_stepping:
+                self._is_closing = True
+            elif not self._is_closed:
+                self._is_closed = True
+                self._delivery.put(self._groups.merge(self._session.close()))
+                self._return_target()
 
     def __enter__(self) -> LLM:
         return self
@@ -188,6 +213,11 @@ class LLM:
         self.close()
 
     # --- inside -----------------------------------------------------------------------------------------
+
+    def _return_target(self) -> None:
+        close = getattr(self._target, "close", None)
+        if close is not None:
+            close()
 
     def _method_names(self) -> Sequence[str]:
         """What a request may name as its ``method``: a composite's children, else the session's own."""
@@ -201,23 +231,26 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         output_kind: OutputKind,
-    ) -> dict[str, list[RequestState]]:
-        """Request id -> the states of its samples."""
+    ) -> tuple[dict[str, list[RequestState]], Inbox]:
+        """Request id -> the states of its samples; and where the outputs of these requests will come in."""
         listed: list[Any] = [prompts] if is_single(prompts) else list(prompts)
         each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling_params for {len(listed)} prompts: give one for all, or one each")
         requests = {}
-        for prompt, one in zip(listed, each, strict=True):
-            request_id = str(next(self._ids))
-            requests[request_id] = self._prepare(request_id, prompt, one, output_kind)
-        return requests
+        with self._lock:
+            for prompt, one in zip(listed, each, strict=True):
+                request_id = next(each for each in map(str, self._ids) if not self._is_taken(each))
+                requests[request_id] = self._prepare(request_id, prompt, one, output_kind)
+            return requests, self._delivery.open(requests)
 
     def _prepare(self, request_id: str, prompt: Prompt, params: Any, output_kind: OutputKind) -> list[RequestState]:
+        if self._is_closed:
+            raise RequestError("this LLM is closed; build a new one")
         params = self.get_default_sampling_params() if params is None else params
         num_samples = params.n if isinstance(params, SamplingParams) else 1
         for each in {request_id, *sample_ids(request_id, num_samples)}:
-            if each in self._session.scheduler or each in self._groups:
+            if self._is_taken(each):
                 raise RequestError(f"request id {each!r} is in use; finish or abort it, or choose another id")
         return self._intake.prepare(request_id, prompt, params, output_kind)
 
@@ -226,28 +259,59 @@ class LLM:
         for state in states:
             self._session.add(state)
 
-    def _run(self, requests: Mapping[str, Sequence[RequestState]]) -> Iterator[RequestOutput]:
+    def _is_taken(self, request_id: str) -> bool:
+        return request_id in self._session.scheduler or request_id in self._groups or request_id in self._delivery
+
+    def _advance(self) -> bool:
+        """Run a step and hand its outputs to those who wait for them; False when no request can go on."""
+        with self._lock:
+            if self._is_stepping:
+                raise RequestError("a step of this LLM is running; a hook may add and abort requests, not run steps")
+            self._is_stepping = True
+            try:
+                outputs = self._session.step()
+            finally:
+                self._is_stepping = False
+            self._delivery.put(self._groups.merge(outputs))
+            is_stuck = not outputs and self._session.is_stuck
+            if self._is_closing:
+                self.close()
+            return not is_stuck
+
+    def _run(self, requests: Mapping[str, Sequence[RequestState]], inbox: Inbox) -> Iterator[RequestOutput]:
         """Step until these requests are done; whatever interrupts, none of them is left behind."""
         pending = set(requests)
-        for request_id, states in requests.items():
-            self._add(request_id, states)
         try:
+            self._queue(requests)
             while pending:
-                outputs = self._groups.merge(self._session.step())
-                if not outputs and self._session.is_paused:
-                    raise RequestError("every request is paused, so none of this call can go on; resume one first")
-                for output in outputs:
-                    if output.request_id not in pending:
-                        self._undelivered.append(output)
-                        continue
+                while inbox:
+                    output = inbox.popleft()
                     if output.finished:
                         pending.discard(output.request_id)
                     yield output
+                if pending and not inbox and not self._advance():
+                    raise RequestError("every request is paused, so none of this call can go on; resume one first")
         finally:
-            for request_id in pending:
+            self._end_call(requests, pending)
+
+    def _queue(self, requests: Mapping[str, Sequence[RequestState]]) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise RequestError("this LLM is closed; build a new one")
+            for request_id, states in requests.items():
+                self._add(request_id, states)
+
+    def _end_call(self, requests: Iterable[str], pending: Iterable[str]) -> None:
+        with self._lock:
+            left = [request_id for request_id in pending if self._is_running(request_id)]
+            self._delivery.close(requests, left)
+            for request_id in left:
                 self.abort(request_id)
-            leftover = self._groups.merge(self._session.apply_aborts())
-            self._undelivered += [output for output in leftover if output.request_id not in pending]
+            if left and not self._is_stepping:
+                self._delivery.put(self._groups.merge(self._session.apply_aborts()))
+
+    def _is_running(self, request_id: str) -> bool:
+        return any(sample_id in self._session.scheduler for sample_id in self._groups.ids_of(request_id))
 
 
 @contextmanager

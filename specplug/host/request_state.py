@@ -51,6 +51,8 @@ class RequestState:
         self.num_discarded_tokens = 0
         self.is_paused = False
         self.is_aborted = False
+        self.is_announced = False
+        """Whether plugins were told of its start, and not yet of its finish."""
         self.may_draft = True
         self.logprobs: list[TokenLogprobs] = []
         self.cumulative_logprob = 0.0
@@ -70,6 +72,7 @@ class RequestState:
         )
         self._num_streamed_tokens = 0
         self._num_streamed_characters = 0
+        self._num_offered = (0, 0)
 
     @property
     def request_id(self) -> str:
@@ -111,7 +114,9 @@ class RequestState:
 
     def cut(self, token_ids: list[int]) -> Cut:
         """How many of a step's output tokens to keep; feeds stop strings."""
-        return self._stop_checker.cut(token_ids, self.remaining, self.num_output_tokens)
+        cut = self._stop_checker.cut(token_ids, self.remaining, self.num_output_tokens)
+        self._end_without_text()
+        return cut
 
     def append(self, token_ids: list[int]) -> None:
         """Add emitted tokens."""
@@ -132,11 +137,12 @@ class RequestState:
             self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
 
     def output(self, *, is_last: bool, spec_decode_metrics: Any = None) -> RequestOutput:
-        """The request's output after a step. Streamed output is handed over once: call it once a step."""
+        """The request's output after a step; of a streamed one, what came since ``delivered()`` was last called."""
         output_ids: list[int] = self.span(self.num_prompt_tokens, self.num_tokens).tolist()
         self._detokenizer.catch_up(self._visible(output_ids))
         if is_last:
             self._detokenizer.flush()
+        self._end_without_text()
         text = self._detokenizer.text
         if not is_last and self._num_held_characters:
             text = text[: max(len(text) - self._num_held_characters, self._num_streamed_characters)]
@@ -166,6 +172,15 @@ class RequestState:
             prompt_logprobs=self.prompt_logprobs if self.features.prompt_logprobs is not None else None,
         )
 
+    def delivered(self) -> None:
+        """The last ``output()`` is on its way: streamed ids and text are not handed out again."""
+        self._num_streamed_tokens, self._num_streamed_characters = self._num_offered
+
+    def _end_without_text(self) -> None:
+        """Text that cannot be decoded is an error, whatever else ended the request."""
+        if self._detokenizer.error is not None:
+            self.finish_reason, self.stop_reason, self.error = "error", None, self._detokenizer.error
+
     def _visible(self, output_ids: list[int]) -> list[int]:
         """The ids that become text: a token that ended the request is left out, as in vLLM."""
         ended_by_token = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
@@ -174,9 +189,8 @@ class RequestState:
         return output_ids
 
     def _keep_only_new(self, completion: CompletionOutput) -> None:
-        num_tokens, num_characters = len(completion.token_ids), len(completion.text)
+        self._num_offered = (len(completion.token_ids), len(completion.text))
         completion.token_ids = completion.token_ids[self._num_streamed_tokens :]
         if completion.logprobs is not None:
             completion.logprobs = completion.logprobs[self._num_streamed_tokens :]
         completion.text = completion.text[self._num_streamed_characters :]
-        self._num_streamed_tokens, self._num_streamed_characters = num_tokens, num_characters

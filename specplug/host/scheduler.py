@@ -27,16 +27,17 @@ class Scheduler:
         self.running: list[RequestState] = []
 
     def __contains__(self, request_id: str) -> bool:
-        return any(state.request_id == request_id for state in (*self._waiting, *self.running))
+        return self.find(request_id) is not None
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self._waiting or self.running)
 
     @property
-    def is_paused(self) -> bool:
-        """Whether every request, running or waiting, is paused."""
-        return all(state.is_paused for state in (*self.running, *self._waiting))
+    def is_stuck(self) -> bool:
+        """Whether there are requests and none can go on: those with rows are paused, and nobody may join them."""
+        can_join = len(self.running) < self._max_num_seqs and any(not state.is_paused for state in self._waiting)
+        return self.has_unfinished and not can_join and all(state.is_paused for state in self.running)
 
     def add(self, state: RequestState) -> None:
         self._waiting.append(state)
@@ -52,22 +53,25 @@ class Scheduler:
             self._waiting.remove(state)
             self.running.append(state)
 
+    def unfinished(self) -> list[RequestState]:
+        """All requests, running and waiting."""
+        return [*self.running, *self._waiting]
+
     def find(self, request_id: str) -> RequestState | None:
         """The request of this id, waiting or running."""
-        return next((state for state in (*self._waiting, *self.running) if state.request_id == request_id), None)
+        return next((state for state in self.unfinished() if state.request_id == request_id), None)
 
     def taking_part(self) -> tuple[list[RequestState], list[int]]:
         """The running requests that are not paused, and their rows of the target, ascending."""
         rows = [row for row, state in enumerate(self.running) if not state.is_paused]
         return [self.running[row] for row in rows], rows
 
-    def withdraw(self, request_id: str) -> RequestState | None:
-        """Take a request out of the waiting line; None if it is not there."""
-        for state in self._waiting:
-            if state.request_id == request_id:
-                self._waiting.remove(state)
-                return state
-        return None
+    def withdraw_aborted(self) -> list[RequestState]:
+        """Take aborted requests out of the waiting line."""
+        aborted = [state for state in self._waiting if state.is_aborted]
+        for state in aborted:
+            self._waiting.remove(state)
+        return aborted
 
     def leave(self, row: int) -> None:
         """Row ``row`` is free; the last row moves into the hole, as in the target."""

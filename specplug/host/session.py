@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,14 @@ import torch
 from specplug.hooks import SessionHooks
 from specplug.host.commit import commit
 from specplug.host.features import (
+    RawLogits,
     StepLogits,
     cut_to_grammars,
     process_step,
     record_logprobs,
     record_prompt_logprobs,
 )
-from specplug.host.outputs import FinishReason, RequestOutput
+from specplug.host.outputs import RequestOutput
 from specplug.host.request_state import RequestState
 from specplug.host.scheduler import Scheduler
 from specplug.host.target import Target, TargetOutput
@@ -68,7 +69,8 @@ class HostSession:
         self._num_requests = 0
         self._step_faults: dict[str, int] = {}
         self._num_needing_features = 0
-        self._is_closed = False
+        self._raw_logits = RawLogits()
+        self._outputs: list[RequestOutput] = []  # made and not yet returned, so that an interrupt loses none
 
     # --- requests ---------------------------------------------------------------------------------------
 
@@ -77,16 +79,11 @@ class HostSession:
         self.scheduler.add(state)
         self._num_requests += 1
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now, or after the step that is running. Unknown ids are ignored."""
-        state = self.scheduler.withdraw(request_id)
-        if state is not None:  # never admitted: no plugin has heard of it
-            state.finish("abort")
-            return state.output(is_last=True)
+    def abort(self, request_id: str) -> None:
+        """End a request: its last output comes with those of the next step. Unknown ids are ignored."""
         state = self.scheduler.find(request_id)
         if state is not None:
             state.is_aborted = True
-        return None
 
     def pause(self, request_id: str) -> bool:
         """Take a request out of the steps, from the next phase of a running one on; False for an unknown id.
@@ -108,41 +105,42 @@ class HostSession:
 
     def apply_aborts(self) -> list[RequestOutput]:
         """Let aborted requests leave without a step; returns their last outputs."""
-        return self._retire([]) if self._end_aborted() else []
+        self._collect_outputs()
+        return self._take_outputs()
 
     @property
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
 
     @property
-    def is_paused(self) -> bool:
-        """Whether there are requests and none of them may go on."""
-        return self.has_unfinished and self.scheduler.is_paused
+    def is_stuck(self) -> bool:
+        """Whether there are requests and pauses keep all of them from going on."""
+        return self.scheduler.is_stuck
 
-    def close(self) -> None:
-        """Abort what is left and tell the plugins that the session ends. A second call does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        for state in self.scheduler.running:
-            state.finish("abort")
-        self._retire([])
+    def close(self) -> list[RequestOutput]:
+        """Abort what is left, and tell the plugins that the session ends; returns the last outputs."""
+        for state in self.scheduler.unfinished():
+            state.is_aborted = True
+        self._collect_outputs()
         self.hooks.finish_session(SessionSummary(self._num_steps, self._num_requests, dict(self.hooks.faults)))
+        return self._take_outputs()
 
     # --- the step ---------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the requests that got output in it or ended with it."""
-        finished = self.apply_aborts()
         try:
+            self._collect_outputs()
             self._admit()
-            return finished + (self._step() if self.scheduler.running else [])
+            if self.scheduler.running:
+                self._step()
+            return self._take_outputs()
         except BaseException:
             self._rollback()  # a failed or interrupted step leaves every request where commit left it
             raise
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self) -> None:
         clock = _Clock()
         states, target_rows = self.scheduler.taking_part()
         batch = batch_of(states)
@@ -152,8 +150,8 @@ class HostSession:
         propose_s = clock.lap()
         work = self._without_stale_rows(Work(states, target_rows, batch, draft, skip_reasons))
         if not work.states:
-            self._end_aborted()
-            return self._retire([])
+            self._collect_outputs()
+            return
         plan = plan_step(work, self.scheduler.query_tokens(work.states, work.draft.num_draft_tokens))
         host_s += clock.lap()
         output = self._forward(work, plan)
@@ -176,19 +174,18 @@ class HostSession:
                 faults=faults,
             )
         )
-        self._end_aborted()
-        return self._retire([step.request_id for step in steps if step.num_emitted_tokens])
+        self._collect_outputs({step.request_id for step in steps if step.num_emitted_tokens})
 
     # --- phases -----------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        admitted = []
         for state in self.scheduler.admit():
             self.target.acquire(state.request)
             self._num_needing_features += state.features.is_needed
-            admitted.append(state)
-        for state in admitted:
-            self.hooks.start_request(state.request)
+        for state in self.scheduler.running:
+            if not state.is_announced:
+                state.is_announced = True
+                self.hooks.start_request(state.request)
 
     def _limits(self, states: Sequence[RequestState], batch: Batch) -> tuple[list[int], list[str | None]]:
         """Draft limits after the plan hook, and why a row with limit 0 gets no draft."""
@@ -241,7 +238,7 @@ class HostSession:
         slots = plan.layout.verify_slots
         logits = StepLogits(*[output.logits if slots is None else output.logits[slots]] * 2)
         if self._num_needing_features:
-            logits = process_step(work.states, work.draft, logits.raw)
+            logits = process_step(work.states, work.draft, logits.raw, self._raw_logits)
         work, logits = _still_wanted(work, logits)
         if not work.states:
             return [], clock.lap()
@@ -295,32 +292,41 @@ class HostSession:
 
     # --- the ends ---------------------------------------------------------------------------------------
 
-    def _end_aborted(self) -> bool:
-        """Finish those that were aborted; says whether there were any."""
-        aborted = [state for state in self.scheduler.running if state.is_aborted]
-        for state in aborted:
+    def _collect_outputs(self, emitted: Collection[str] = ()) -> None:
+        """Finish what was aborted, and make the outputs of finished requests and of those that ``emitted``."""
+        for state in self.scheduler.running:
+            if state.is_aborted:
+                state.finish("abort")
+        for state in self.scheduler.withdraw_aborted():  # no plugin has heard of it
             state.finish("abort")
-        return bool(aborted)
+            self._outputs.append(state.output(is_last=True))
+        first = len(self._outputs)
+        for row in range(len(self.scheduler.running) - 1, -1, -1):  # a row that leaves is filled from behind
+            self._make_output(row, emitted, first)
 
-    def _retire(self, emitted_ids: Sequence[str]) -> list[RequestOutput]:
-        """Outputs of the step; finished requests leave their rows."""
-        outputs = []
-        emitted = set(emitted_ids)
-        for row in range(len(self.scheduler.running) - 1, -1, -1):
-            state = self.scheduler.running[row]
-            if state.finish_reason is not None:
-                outputs.append(self._leave(row, state, state.finish_reason))
-            elif state.request_id in emitted and state.output_kind != "final_only":
-                outputs.append(state.output(is_last=False))
-        return outputs[::-1]
+    def _make_output(self, row: int, emitted: Collection[str], index: int) -> None:
+        state = self.scheduler.running[row]
+        is_due = state.request_id in emitted and state.output_kind != "final_only"
+        output = state.output(is_last=False) if is_due and not state.is_finished else None
+        if state.is_finished:  # perhaps just now, by a tokenizer that cannot decode
+            output = self._leave(row, state)
+        if output is not None:
+            self._outputs.insert(index, output)
+            state.delivered()
 
-    def _leave(self, row: int, state: RequestState, reason: FinishReason) -> RequestOutput:
+    def _leave(self, row: int, state: RequestState) -> RequestOutput:
         output = state.output(is_last=True, spec_decode_metrics=self._request_metrics(state.request_id))
-        self.hooks.finish_request(state.request, reason)
+        if state.is_announced:
+            state.is_announced = False
+            self.hooks.finish_request(state.request, state.finish_reason or "abort")
         self._num_needing_features -= state.features.is_needed
         self.target.release(row)
         self.scheduler.leave(row)
         return output
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _rollback(self) -> None:
         for row, state in enumerate(self.scheduler.running):

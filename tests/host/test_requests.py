@@ -100,13 +100,14 @@ def test_abort_of_a_running_and_of_a_waiting_request(make_llm: MakeLLM) -> None:
         llm.add_request("running", [0], greedy())
         llm.add_request("waiting", [0], greedy())
         llm.step()
-        waiting = llm.abort("waiting")
-        assert waiting is not None
-        assert waiting.outputs[0].finish_reason == "abort"
-        assert llm.abort("running") is None
-        assert llm.abort("unknown") is None
-        [running] = llm.step()
-        assert (running.outputs[0].finish_reason, running.outputs[0].token_ids) == ("abort", [1])
+        for request_id in ("waiting", "running", "unknown"):
+            llm.abort(request_id)
+        ended = {output.request_id: output.outputs[0] for output in llm.step()}
+        assert {request_id: output.finish_reason for request_id, output in ended.items()} == {
+            "waiting": "abort",
+            "running": "abort",
+        }
+        assert (ended["waiting"].token_ids, ended["running"].token_ids) == ([], [1])
         assert not llm.has_unfinished_requests()
         assert proposer.finished == [("running", "abort")]  # the waiting one never started
         llm.add_request("running", [0], greedy(2))  # the id is free again

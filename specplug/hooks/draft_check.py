@@ -6,10 +6,11 @@ Off the CPU, values are not read (that would wait for the device): they are made
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import gt
+from operator import gt, index
 from typing import TYPE_CHECKING, Any
 
 from specplug.hooks.faults import FaultLog, Malformed
@@ -22,19 +23,25 @@ if TYPE_CHECKING:
 __all__ = ["DraftCheck"]
 
 _DROPPED = "the draft is dropped"
+_MAP = "Indirect.target_to_draft_ids"
 
 
 class DraftCheck:
-    """Checks a draft against the current call, clips it to the limits, and names its source."""
+    """Checks a draft against the current call, clips it to the limits, and names its source.
 
-    def __init__(self, call: CurrentCall, *, vocab_size: int, faults: FaultLog) -> None:
+    The ids come out as int64.
+    """
+
+    def __init__(self, call: CurrentCall, *, vocab_size: int, faults: FaultLog, device: str | None = None) -> None:
+        """``device``: the target's; None accepts any."""
         import torch
 
         self._call = call
         self._vocab_size = vocab_size
         self._faults = faults
         self._torch = torch
-        self._integer_dtypes = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+        self._device = None if device is None else torch.device(device)
+        self._checked_maps: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def __call__(self, answer: Any, plugin: str) -> Draft:
         """The draft to use. Raises ``Malformed`` when it cannot be used at all."""
@@ -45,7 +52,7 @@ class DraftCheck:
         num_slots = sum(counts)
         ids = self._ids(answer, num_slots)
         if num_slots == 0:
-            return answer
+            return answer if ids is answer.draft_token_ids and not answer.laws else Draft.empty(len(counts))
         self._check_spans("laws", answer.laws, num_slots)
         for span in answer.laws:
             ids = self._lawful_ids(ids, span, counts)
@@ -56,18 +63,14 @@ class DraftCheck:
         sources = answer.sources
         if sources:
             self._check_spans("sources", sources, num_slots)
+            if {*map(type, (span.source for span in sources))} != {str}:
+                seen = f"sources are named {[span.source for span in sources[:8]]!r}"
+                raise Malformed("sources", seen, f"{_DROPPED}; a source is a proposer's name")
         else:
             sources = (SourceSpan(0, num_slots, plugin),)
         if ids is not answer.draft_token_ids or sources is not answer.sources or counts is not answer.num_draft_tokens:
             answer = replace(answer, draft_token_ids=ids, num_draft_tokens=counts, sources=sources)
         return self._clipped(answer, plugin)
-
-    def recheck(self, draft: Draft, plugin: str) -> Draft:
-        """A checked draft that a wrapper handed back: its ids may have been changed in place."""
-        ids = (
-            self._in_range(draft.draft_token_ids, draft.num_draft_tokens) if draft.num_slots else draft.draft_token_ids
-        )
-        return draft if ids is draft.draft_token_ids else replace(draft, draft_token_ids=ids)
 
     def _counts(self, draft: Draft) -> tuple[int, ...]:
         counts, batch_size = draft.num_draft_tokens, len(self._call.batch)
@@ -81,22 +84,36 @@ class DraftCheck:
         return counts if isinstance(counts, tuple) else tuple(counts)
 
     def _ids(self, draft: Draft, num_slots: int) -> torch.Tensor:
-        ids = draft.draft_token_ids
-        if not isinstance(ids, self._torch.Tensor) or ids.dtype not in self._integer_dtypes:
-            kind = ids.dtype if isinstance(ids, self._torch.Tensor) else type(ids).__name__
-            if num_slots == 0 and isinstance(ids, self._torch.Tensor):
-                return ids  # torch.tensor([]) is float; nothing in it is ever read
+        """``[num_slots]`` int64."""
+        given: object = draft.draft_token_ids
+        if not isinstance(given, self._torch.Tensor):
             advice = f"{_DROPPED}; draft_token_ids is an integer tensor [num_draft_tokens]"
-            raise Malformed("type", f"draft_token_ids is {kind}", advice)
+            raise Malformed("type", f"draft_token_ids is {type(given).__name__}", advice)
+        ids = draft.draft_token_ids
+        if num_slots == 0 and ids.numel() == 0:  # torch.tensor([]) is float
+            is_plain = ids.dtype == self._torch.int64 and ids.dim() == 1 and ids.device.type == "cpu"
+            return ids if is_plain else self._torch.empty(0, dtype=self._torch.int64)
+        if not self._is_integer(ids):
+            advice = f"{_DROPPED}; draft_token_ids is an integer tensor [num_draft_tokens]"
+            raise Malformed("type", f"draft_token_ids is {ids.dtype}", advice)
         if ids.dim() != 1 or ids.shape[0] != num_slots:
             seen = f"draft_token_ids has shape {list(ids.shape)}, num_draft_tokens sums to {num_slots}"
             raise Malformed("count", seen, f"{_DROPPED}; flatten the rows' ids into one [num_draft_tokens] tensor")
-        return ids
+        if ids.device.type != "cpu":
+            self._check_device("draft_token_ids", ids)
+        return ids.to(self._torch.int64)
+
+    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
+        device = self._device
+        if device is None or (tensor.device.type == device.type and device.index in (None, tensor.device.index)):
+            return
+        seen = f"{name} is on {tensor.device}, the target on {device}"
+        raise Malformed("device", seen, f"{_DROPPED}; ids go on the CPU or the target's device, laws on the latter")
 
     def _check_spans(self, what: str, spans: Sequence[LawSpan] | Sequence[SourceSpan], num_slots: int) -> None:
         reached = 0
         for span in spans:
-            if span.start != reached or span.stop < span.start:
+            if index(span.start) != reached or index(span.stop) < span.start:
                 break
             reached = span.stop
         else:
@@ -114,7 +131,7 @@ class DraftCheck:
         if not isinstance(law, Dense | Indirect):
             advice = f"{_DROPPED}; laws are OneHot, Dense, Indirect or Unknown objects"
             raise Malformed("laws", f"a law is {type(law).__name__}", advice)
-        self._check_law_shapes(law, span.stop - span.start)
+        self._check_law_tensors(law, span.stop - span.start)
         if span.start == span.stop:
             return ids
         torch = self._torch
@@ -131,17 +148,39 @@ class DraftCheck:
             raise Malformed("law_nan", seen, f"{_DROPPED}; a law is the processed logits that were sampled from")
         return ids
 
-    def _check_law_shapes(self, law: Dense | Indirect, num_slots: int) -> None:
+    def _check_law_tensors(self, law: Dense | Indirect, num_slots: int) -> None:
         logits, kind = law.draft_logits, type(law).__name__
         width = self._vocab_size if isinstance(law, Dense) else logits.shape[-1]
         shapes: dict[str, tuple[torch.Tensor, tuple[int, ...]]] = {f"{kind}.draft_logits": (logits, (num_slots, width))}
         if isinstance(law, Indirect):
             shapes["Indirect.logsumexp"] = (law.logsumexp, (num_slots,))
-            shapes["Indirect.target_to_draft_ids"] = (law.target_to_draft_ids, (self._vocab_size,))
+            shapes[_MAP] = (law.target_to_draft_ids, (self._vocab_size,))
         for name, (tensor, shape) in shapes.items():
             if tuple(tensor.shape) != shape:
                 seen = f"{name} has shape {list(tensor.shape)}, expected {list(shape)}"
                 raise Malformed("laws", seen, f"{_DROPPED}; give one row of logits per slot of the span")
+            if name != _MAP and not tensor.dtype.is_floating_point:
+                raise Malformed("laws", f"{name} is {tensor.dtype}", f"{_DROPPED}; logits are floating point")
+            self._check_device(name, tensor)
+        if isinstance(law, Indirect):
+            self._check_map(law.target_to_draft_ids, width)
+
+    def _check_map(self, draft_ids: torch.Tensor, draft_vocab_size: int) -> None:
+        """A map's values are read once per map object, which a draft vocabulary keeps; off the CPU never."""
+        torch = self._torch
+        if draft_ids.dtype not in (torch.int64, torch.int32):
+            raise Malformed("laws", f"{_MAP} is {draft_ids.dtype}", f"{_DROPPED}; the map is int64 or int32")
+        known = self._checked_maps.get(id(draft_ids))
+        if draft_ids.device.type != "cpu" or (
+            known is not None and known[0]() is draft_ids and known[1] == draft_vocab_size
+        ):
+            return
+        low, high = torch.aminmax(draft_ids)
+        if low.item() < PLACEHOLDER_ID or high.item() >= draft_vocab_size:
+            seen = f"{_MAP} holds ids from {low.item()} to {high.item()}, the draft vocabulary has {draft_vocab_size}"
+            raise Malformed("laws", seen, f"{_DROPPED}; map to ids of the draft, or to -1 where there is none")
+        self._checked_maps = {key: each for key, each in self._checked_maps.items() if each[0]() is not None}
+        self._checked_maps[id(draft_ids)] = (weakref.ref(draft_ids), draft_vocab_size)
 
     def _in_range(self, ids: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         torch = self._torch
@@ -170,3 +209,6 @@ class DraftCheck:
     def _request_of(self, slot: int, counts: Sequence[int]) -> str:
         row = bisect_right(cumulative(counts), slot) - 1
         return f'request "{self._call.batch.requests[row].request_id}"'
+
+    def _is_integer(self, tensor: torch.Tensor) -> bool:
+        return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == self._torch.bool)

@@ -40,7 +40,6 @@ class Guard:
         faults: FaultLog,
         checks: Mapping[str, Check],
         wrapper_checks: Mapping[str, Check],
-        rechecks: Mapping[str, Check],
         on_detach: Callable[[Guard], None],
         time_limit_s: float | None,
     ) -> None:
@@ -49,7 +48,6 @@ class Guard:
         self.is_detached = False
         self.is_proposer = any(each.hook == "specplug_propose" and not each.is_wrapper for each in implementations)
         self._faults = faults
-        self._rechecks = rechecks
         self._on_detach = on_detach
         self._time_limit_s = time_limit_s
         self._num_overruns: dict[str, int] = {}
@@ -88,7 +86,7 @@ class Guard:
                 self._took(hook, perf_counter() - started)
             if answer is None or check is None:
                 return answer
-            return self._checked(hook, check, answer, None)
+            return self._checked(hook, check, answer)
 
         return guarded
 
@@ -114,9 +112,9 @@ class Guard:
             is_done, outer = self._left(hook, generator, inner)
             if is_timed:
                 self._took(hook, spent_s + perf_counter() - started)
-            if not is_done or check is None:
+            if check is None:
                 return inner
-            return self._outer(hook, check, outer, inner)
+            return self._outer(hook, check, outer, inner) if is_done else self._again(hook, check, inner)
 
         return guarded
 
@@ -158,15 +156,18 @@ class Guard:
     def _outer(self, hook: str, check: Check, outer: Any, inner: Any) -> Any:
         """What a wrapper made of ``inner``, or ``inner`` when that cannot be used."""
         if outer is inner:
-            recheck = self._rechecks.get(hook)
-            return inner if inner is None or recheck is None else self._checked(hook, recheck, inner, None)
+            return self._again(hook, check, inner)
         if outer is None:
             advice = "the inner answer is kept; end the wrapper with: return result"
             self._record(hook, "no_return", "the wrapper returned None although the inner call answered", advice)
-            return inner
-        return self._checked(hook, check, outer, inner)
+            return self._again(hook, check, inner)
+        return self._checked(hook, check, outer, lambda: self._again(hook, check, inner))
 
-    def _checked(self, hook: str, check: Check, answer: Any, otherwise: Any) -> Any:
+    def _again(self, hook: str, check: Check, inner: Any) -> Any:
+        """``inner``, which the wrapper held and may have changed in place; None where that spoilt it."""
+        return None if inner is None else self._checked(hook, check, inner)
+
+    def _checked(self, hook: str, check: Check, answer: Any, otherwise: Callable[[], Any] = lambda: None) -> Any:
         try:
             return check(answer, self.name)
         except PluginFaultError:
@@ -181,7 +182,7 @@ class Guard:
         if hook == _VERIFY:
             self.detach()
         self._record(hook, what, seen, advice, cause=cause)
-        return otherwise
+        return otherwise()
 
     def _took(self, hook: str, seconds: float) -> None:
         limit_s = self._time_limit_s or 0.0

@@ -50,12 +50,14 @@ class SessionHooks:
         time_limit_s: float | None = None,
         verifier: object | None = None,
         describe: Callable[[str], str] | None = None,
+        device: str | None = None,
     ) -> None:
         """``instances``: (name, instance) pairs; a name that comes twice gets ``#2``.
 
         ``verifier``: the host's own, asked last; it is neither guarded nor checked, so its exceptions pass.
         ``time_limit_s``: what one instance may take for one step hook; three overruns in a row detach it.
         ``describe``: distribution and version of a name for messages; by default the process manager's.
+        ``device``: the target's, where drafts and their laws may be; by default it is not checked.
         """
         self._call = CurrentCall()
         self._faults = FaultLog(strict=strict, describe=describe or _describe)
@@ -65,7 +67,7 @@ class SessionHooks:
         self._manager = new_plugin_manager()
         self._hook = self._manager.hook
         plan_check = PlanCheck(self._call)
-        draft_check = DraftCheck(self._call, vocab_size=vocab_size, faults=self._faults)
+        draft_check = DraftCheck(self._call, vocab_size=vocab_size, faults=self._faults, device=device)
         shared: dict[str, Check] = {
             "specplug_propose": draft_check,
             "specplug_verify": VerificationCheck(self._call, vocab_size=vocab_size),
@@ -73,7 +75,6 @@ class SessionHooks:
         }
         self._checks: Mapping[str, Check] = {**shared, "specplug_plan": plan_check}
         self._wrapper_checks: Mapping[str, Check] = {**shared, "specplug_plan": plan_check.answers}
-        self._rechecks: Mapping[str, Check] = {"specplug_propose": draft_check.recheck}
         if trace:
             enable_trace(self._manager)
         if verifier is not None:
@@ -109,7 +110,6 @@ class SessionHooks:
             faults=self._faults,
             checks=self._checks,
             wrapper_checks=self._wrapper_checks,
-            rechecks=self._rechecks,
             on_detach=self._detach,
             time_limit_s=self._time_limit_s,
         )
@@ -161,8 +161,9 @@ class SessionHooks:
         """
         if not any(limits):
             return None
-        self._call.batch, self._call.limits = batch, limits
-        draft: Draft | None = self._hook.specplug_propose(batch=batch, limits=limits)
+        fixed_limits = tuple(limits)  # what plugins are handed must not be the list that their answer is cut to
+        self._call.batch, self._call.limits = batch, fixed_limits
+        draft: Draft | None = self._hook.specplug_propose(batch=batch, limits=fixed_limits)
         return draft
 
     def verify(self, batch: Batch, draft: Draft, target_logits: torch.Tensor) -> Verification:
@@ -171,7 +172,11 @@ class SessionHooks:
         Raises ``PluginError`` when nobody answers, which cannot be with a built-in verifier.
         """
         self._call.batch, self._call.draft = batch, draft
-        found: Verification | None = self._hook.specplug_verify(batch=batch, draft=draft, target_logits=target_logits)
+        found: Verification | None = None
+        for _ in range(2):  # again when a wrapper spoilt the answer: it is detached by then
+            found = self._hook.specplug_verify(batch=batch, draft=draft, target_logits=target_logits)
+            if found is not None:
+                break
         self._call.draft = None  # its laws may be large
         if found is None:
             raise PluginError("no verifier answered specplug_verify; give SessionHooks(verifier=BuiltinVerifier(...))")

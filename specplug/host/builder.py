@@ -73,6 +73,7 @@ class _Builder:
             trace=trace,
             verifier=verifier,
             describe=describe,
+            device=self._session.device,
         )
         self._hooks = hooks
         self._target.tap(sorted(self._layers))

@@ -58,7 +58,10 @@ GOOD = [
     draft([1, 2, 3], (2, 1), LawSpan(0, 3, indirect(3))),
     draft([1, 2, 3], (2, 1), confidence=torch.ones(3)),
     draft([1, 2, 3], (2, 1), sources=(SourceSpan(0, 1, "x"), SourceSpan(1, 3, "y"))),
+    *(draft(torch.tensor([1, 2, 0], dtype=dtype), (2, 1)) for dtype in (torch.uint8, torch.int16, torch.uint16)),
     Draft(torch.tensor([]), (0, 0), ()),
+    Draft(torch.zeros(0, 3, device="meta"), (0, 0), ()),
+    draft([1, 2, 3], (2, 1), LawSpan(0, 3, indirect(3, target_to_draft_ids=torch.tensor([-1, 7] * 32)))),
     Draft.empty(2),
 ]
 
@@ -67,9 +70,10 @@ GOOD = [
 def test_good_drafts_pass(make_hooks: MakeHooks, make_batch: MakeBatch, good: Draft) -> None:
     found = make_hooks(Fixed(good), strict=True).propose(make_batch(2), [2, 2])
     assert found is not None
-    assert found.draft_token_ids is good.draft_token_ids
+    assert found.draft_token_ids.dtype == torch.int64
+    assert not good.num_slots or found.draft_token_ids.tolist() == good.draft_token_ids.tolist()
     assert found.num_draft_tokens == tuple(good.num_draft_tokens)
-    assert found.laws is good.laws
+    assert found.laws == good.laws
     if good.num_slots:
         assert found.sources == (good.sources or (SourceSpan(0, good.num_slots, "a"),))
 
@@ -104,6 +108,27 @@ BAD = {
     "indirect map too short": (
         draft([1, 2], (1, 1), LawSpan(0, 2, indirect(2, target_to_draft_ids=torch.zeros(8)))),
         "laws",
+    ),
+    "a float map": (
+        draft([1, 2], (1, 1), LawSpan(0, 2, indirect(2, target_to_draft_ids=torch.zeros(VOCAB_SIZE)))),
+        "laws",
+    ),
+    "a map past the draft vocabulary": (
+        draft([1, 2], (1, 1), LawSpan(0, 2, indirect(2, target_to_draft_ids=torch.tensor([0, 8] * 32)))),
+        "laws",
+    ),
+    "a map below -1": (
+        draft([1, 2], (1, 1), LawSpan(0, 2, indirect(2, target_to_draft_ids=torch.tensor([0, -2] * 32)))),
+        "laws",
+    ),
+    "whole numbers as a law": (
+        draft([1, 2], (1, 1), LawSpan(0, 2, Dense(torch.zeros(2, VOCAB_SIZE, dtype=torch.int64)))),
+        "laws",
+    ),
+    "a span of floats": (draft([1, 2], (1, 1), LawSpan(0.0, 2.0, OneHot())), "malformed"),  # type: ignore[arg-type]
+    "a source without a name": (
+        draft([1, 2], (1, 1), sources=(SourceSpan(0, 2, None),)),  # type: ignore[arg-type]
+        "sources",
     ),
     "a NaN law": (draft([1, 2], (1, 1), LawSpan(0, 2, Dense(law_logits(2, slot1=NAN)))), "law_nan"),
     "an infinite law": (draft([1, 2], (1, 1), LawSpan(0, 2, Dense(law_logits(2, slot1=INF)))), "law_nan"),
@@ -200,3 +225,41 @@ def test_off_the_cpu_nothing_is_read_and_nothing_bad_is_kept(make_hooks: MakeHoo
     assert found is not None
     assert found.draft_token_ids.device.type == "meta"
     assert found.draft_token_ids is not ids
+
+
+@pytest.mark.parametrize("part", ["ids", "law", "map"])
+def test_a_device_that_is_not_the_targets_is_refused(make_hooks: MakeHooks, make_batch: MakeBatch, part: str) -> None:
+    ids, law = torch.zeros(2, dtype=torch.int64), indirect(2)
+    if part == "ids":
+        ids = ids.to("meta")
+    elif part == "law":
+        law = indirect(2, draft_logits=law.draft_logits.to("meta"))
+    else:
+        law = indirect(2, target_to_draft_ids=law.target_to_draft_ids.to("meta"))
+    hooks = make_hooks(Fixed(Draft(ids, (1, 1), (LawSpan(0, 2, law),))), device="cpu")
+    assert hooks.propose(make_batch(2), [1, 1]) is None
+    assert hooks.take_faults() == {"propose_device:a": 1}
+
+
+def test_a_map_is_read_once(make_hooks: MakeHooks, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    aminmax = torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda tensor: reads.append(len(tensor)) or aminmax(tensor))
+    hooks = make_hooks(Fixed(draft([1, 2], (1, 1), LawSpan(0, 2, indirect(2)))), strict=True)
+    for _ in range(3):
+        hooks.propose(make_batch(2), [1, 1])
+    assert reads.count(VOCAB_SIZE) == 1
+
+
+def test_the_limits_cannot_be_raised_by_a_proposer(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:
+    class Greedy:
+        @hookimpl
+        def specplug_propose(self, limits: Any) -> Draft:
+            with pytest.raises(TypeError):
+                limits[0] = 9
+            return Draft.from_lists([[1] * 9])
+
+    limits = [2]
+    found = make_hooks(Greedy()).propose(make_batch(1), limits)
+    assert found is not None
+    assert (found.num_draft_tokens, limits) == ((2,), [2])

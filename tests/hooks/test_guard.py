@@ -295,6 +295,66 @@ def test_ids_that_a_wrapper_changed_in_place_are_checked_again(make_hooks: MakeH
     assert hooks.take_faults() == {"propose_out_of_range:a": 1}
 
 
+def spoil_ids(draft: Draft) -> None:
+    draft.draft_token_ids.fill_(99)
+
+
+def spoil_counts(draft: Draft) -> None:
+    object.__setattr__(draft, "num_draft_tokens", (5,))
+
+
+@pytest.mark.parametrize("spoil", [spoil_ids, spoil_counts])
+@pytest.mark.parametrize("end", ["returns", "forgets", "raises", "yields again", "returns another type"])
+def test_a_draft_that_a_wrapper_spoilt_is_dropped_however_it_ends(
+    make_hooks: MakeHooks, make_batch: MakeBatch, spoil: Callable[[Draft], None], end: str
+) -> None:
+    class Spoils:
+        @hookimpl(wrapper=True)
+        def specplug_propose(self) -> Generator[None, Any, Any]:
+            inner = yield
+            spoil(inner)
+            if end == "raises":
+                raise ValueError("boom")
+            if end == "yields again":
+                yield
+            return {"returns": inner, "returns another type": 3}.get(end)
+
+    hooks = make_hooks(Spoils(), Proposer())
+    assert hooks.propose(make_batch(1), [1]) is None
+    what = "out_of_range" if spoil is spoil_ids else "count"
+    assert hooks.take_faults()[f"propose_{what}:a"] == 1
+
+
+def test_what_a_wrapper_does_to_a_draft_that_it_replaces_is_no_fault(
+    make_hooks: MakeHooks, make_batch: MakeBatch
+) -> None:
+    hooks = make_hooks(wrapper(lambda inner: spoil_ids(inner) or Draft.from_lists([[3]])), Proposer(), strict=True)
+    draft = hooks.propose(make_batch(1), [1])
+    assert draft is not None
+    assert draft.draft_token_ids.tolist() == [3]
+
+
+def test_a_verification_that_a_wrapper_spoilt_is_made_again_without_it(
+    make_hooks: MakeHooks, make_batch: MakeBatch
+) -> None:
+    class Spoils:
+        @hookimpl(wrapper=True)
+        def specplug_verify(self) -> Generator[None, Any, Any]:
+            inner = yield
+            inner.output_token_ids.fill_(99)
+            return inner
+
+    class Builtin:
+        @hookimpl(trylast=True)
+        def specplug_verify(self) -> Verification:
+            return verification([[5]], [0])
+
+    hooks = make_hooks(Spoils(), verifier=Builtin())
+    for _ in range(2):
+        assert hooks.verify(make_batch(1), Draft.empty(1), torch.zeros(1, 64)).output_token_ids.tolist() == [[5]]
+    assert hooks.take_faults() == {"verify_value:a": 1}
+
+
 def test_wrappers_never_see_a_malformed_draft(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:
     class Lists:
         @hookimpl

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specplug.host.request_state import RequestState
 
 __all__ = [
+    "RawLogits",
     "RequestFeatures",
     "StepLogits",
     "cut_to_grammars",
@@ -70,10 +71,27 @@ def _caught_up(state: RequestState) -> Grammar | None:
     return grammar
 
 
-def process_step(states: Sequence[RequestState], draft: Draft, logits: torch.Tensor) -> StepLogits:
+class RawLogits:
+    """Keeps a step's unprocessed logits in a buffer that is used again: fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+
+    def keep(self, logits: torch.Tensor) -> torch.Tensor:
+        """A copy that holds until the next call."""
+        buffer, size = self._buffer, logits.numel()
+        if buffer is None or buffer.numel() < size or (buffer.dtype, buffer.device) != (logits.dtype, logits.device):
+            buffer = self._buffer = torch.empty(size, dtype=logits.dtype, device=logits.device)
+        return buffer[:size].view(logits.shape).copy_(logits)
+
+
+def process_step(
+    states: Sequence[RequestState], draft: Draft, logits: torch.Tensor, raw_logits: RawLogits
+) -> StepLogits:
     """Apply all requests' processing. ``logits``: ``[num_draft_tokens + len(states), vocab]``, verify's layout.
 
-    A request whose processing fails is finished with an error; its rows are unusable.
+    Processes float32 logits in place. A request whose processing fails is finished with an error; its rows are
+    unusable.
     """
     starts = cumulative(draft.num_draft_tokens)
     draft_ids = draft.draft_token_ids.tolist()
@@ -90,14 +108,14 @@ def process_step(states: Sequence[RequestState], draft: Draft, logits: torch.Ten
             masked.append((grammar, drafts, starts[row] + row))
     if not blocks and not masked:
         return StepLogits(logits, logits)
-    processed = logits.float().contiguous()
+    raw, processed = logits, logits.float().contiguous()
     if processed is logits and any(state.features.logprobs is not None for state in states):
-        processed = logits.clone()
+        raw = raw_logits.keep(logits)
     for number, fault in process_logits(processed, blocks).items():
         owners[number].finish("error", error=fault)
     if masked:
         apply_masks(processed, masked)
-    return StepLogits(logits, processed)
+    return StepLogits(raw, processed)
 
 
 def _block(

@@ -93,6 +93,7 @@ class Intake:
                 vocab_size=target.vocab_size,
                 tokenizer=target.tokenizer,
                 ending_ids=eos_token_ids.union(params.stop_token_ids or ()),
+                device=target.device,
             ),
             grammar=grammar,
             reasoning=reasoning,

@@ -55,17 +55,9 @@ def _add_bias(logits: torch.Tensor, blocks: Sequence[Block]) -> None:
 
 
 def _keep_allowed(logits: torch.Tensor, blocks: Sequence[Block]) -> None:
-    rows, where = [], []
     for block in blocks:
-        allowed_ids = block.processing.allowed_ids
-        if allowed_ids is not None:
-            rows.append(np.arange(block.first_row, block.first_row + block.num_rows))
-            where.append(entries(block.first_row, block.num_rows, allowed_ids, logits.shape[1]))
-    if rows:
-        flat, kept = logits.view(-1), to_device(where, logits.device)
-        values = flat[kept]
-        logits.index_fill_(0, to_device(rows, logits.device), _RULED_OUT)
-        flat[kept] = values
+        if block.processing.allowed_mask is not None:
+            logits[block.first_row : block.first_row + block.num_rows] += block.processing.allowed_mask
 
 
 def _ruled_out(block: Block, vocab_size: int) -> Iterator[Ids]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,8 @@ from specplug.verify import filters
 from specplug.verify.inputs import RowInputs
 
 __all__ = ["Logprob", "TokenLogprobs", "TokenTexts", "processed_logits", "token_logprobs"]
+
+_ROWS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +50,37 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """One entry a row. ``logits``: ``[num_rows, vocab]``; ``token_ids``: the token that stands at each row.
 
-    ``num_top``: how many of the likeliest tokens each row reports, -1 for all; ``texts``: each row's. One pass over
-    the rows.
+    ``num_top``: how many of the likeliest tokens each row reports, -1 for all; ``texts``: each row's. Rows that report
+    equally many go together, so that no row's ties depend on its neighbours, a few at a time to stay in the cache.
     """
+    vocab_size = logits.shape[1]
+    counts = [vocab_size if count < 0 else min(count, vocab_size) for count in num_top]
+    result: list[TokenLogprobs] = [{}] * len(counts)
+    for count in sorted(set(counts)):
+        alike = [row for row, each in enumerate(counts) if each == count]
+        for start in range(0, len(alike), _ROWS_AT_ONCE):
+            rows = alike[start : start + _ROWS_AT_ONCE]
+            entries = _entries(logits[rows], [token_ids[row] for row in rows], count, [texts[row] for row in rows])
+            for row, entry in zip(rows, entries, strict=True):
+                result[row] = entry
+    return result
+
+
+def _entries(
+    logits: torch.Tensor, token_ids: Sequence[int], count: int, texts: Sequence[TokenTexts]
+) -> Iterator[TokenLogprobs]:
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     own = logprobs.gather(1, torch.tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1))
     ranks = (logprobs > own).sum(1) + 1
-    top = _top(logprobs, num_top)
-    result: list[TokenLogprobs] = []
-    for token_id, names, value, rank, likeliest in zip(
-        token_ids, texts, own[:, 0].tolist(), ranks.tolist(), top, strict=True
-    ):
+    top = logprobs.topk(count, dim=1)
+    rows = zip(
+        token_ids, own[:, 0].tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(), texts, strict=True
+    )
+    for token_id, value, rank, top_ids, top_values, names in rows:
         entry = {token_id: Logprob(value, rank, names[token_id])}
-        for place, (top_id, top_value) in enumerate(likeliest, 1):
+        for place, (top_id, top_value) in enumerate(zip(top_ids, top_values, strict=True), 1):
             entry[top_id] = Logprob(top_value, place, names[top_id])
-        result.append(entry)
-    return result
-
-
-def _top(logprobs: torch.Tensor, num_top: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Per row its likeliest tokens. Rows that report equally many go together, so none depends on its neighbours."""
-    vocab_size = logprobs.shape[1]
-    counts = [vocab_size if count < 0 else min(count, vocab_size) for count in num_top]
-    result: list[list[tuple[int, float]]] = [[] for _ in counts]
-    for count in set(counts) - {0}:
-        rows = [row for row, each in enumerate(counts) if each == count]
-        top = logprobs[rows].topk(count, dim=1)
-        for row, ids, values in zip(rows, top.indices.tolist(), top.values.tolist(), strict=True):
-            result[row] = list(zip(ids, values, strict=True))
-    return result
+        yield entry
 
 
 def processed_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

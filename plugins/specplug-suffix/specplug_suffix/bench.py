@@ -29,8 +29,9 @@ class Drafter:
         max_cached_requests: int = 10_000,
         backoff: int = 1,
         live: int = 1,
+        carry: int = 1,
     ) -> None:
-        """``depth``: bound of match and draft together, 0 for none."""
+        """``depth``: bound of match and draft together, 0 for none; ``carry``: resumed copies count for more."""
         lengths = DraftLengths(
             max_draft=int(k), factor=float(factor), min_match=int(min_match), max_depth=int(depth) or None
         )
@@ -40,6 +41,7 @@ class Drafter:
             min_probability=float(min_prob),
             backs_off=bool(backoff),
             shares_running=bool(live),
+            counts_carried=bool(carry),
         )
         shared = SharedIndex(
             max_tokens=int(budget), max_requests=int(max_cached_requests), counts=rules.min_probability > 0

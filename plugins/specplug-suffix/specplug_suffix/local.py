@@ -101,7 +101,7 @@ class LocalIndex:
         What lies between an earlier occurrence and the end is the text's period then: what repeats goes on repeating.
         """
         draft = self.token_ids[start : start + num_tokens]
-        while len(draft) < num_tokens:
+        while draft and len(draft) < num_tokens:
             draft += draft[: num_tokens - len(draft)]
         return draft
 
@@ -115,7 +115,7 @@ class LocalIndex:
         state = self.automaton.links[self.last]
         length = self.automaton.lengths[state]
         if not self._num_waited:
-            self._carried = (length_before + self._carried) // CARRIED
+            self._carried = (length_before + self._carried) // CARRIED if self._source else 0
         if self._carried:
             resumed = self._find_again(min(length, REACH), num_tokens) if length else 0
             if resumed:

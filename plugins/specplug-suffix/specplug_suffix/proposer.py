@@ -73,7 +73,9 @@ class SuffixProposer(Proposer):
         texts: list[RequestText] = []
         for row in rows_to_draft(batch, limits):
             request, token_ids = batch.requests[row], batch.token_ids[row]
-            text = self._texts.get(request.request_id) or self._start(request)
+            text = self._texts.get(request.request_id)
+            if text is None:
+                text = self._start(request)
             self._catch_up(text, token_ids, 0)
             if len(text) == len(token_ids):
                 rows.append(row)

@@ -108,12 +108,15 @@ def test_long_prompts_are_indexed_step_by_step_for_all_requests_together() -> No
     for name in ("a", "b"):
         host.texts[name].append(first[0] if name == "a" else second[0])
     known = []
+    assert host.drafts("a", "b") == [[], []]
+    announced = list(host.made._texts.values())
     for _ in range(4):
         host.write(a=[], b=[])
         known.append([len(host.made._texts[name]) for name in ("a", "b")])
         assert [bool(draft) for draft in host.drafts("a", "b")] == [known[-1][0] == 9001, known[-1][1] == 2001]
     assert known == [[4096, 0], [8192, 0], [9001, 2001], [9001, 2001]]
     assert PROMPT_TOKENS_PER_STEP == 4096
+    assert all(one is other for one, other in zip(announced, host.made._texts.values(), strict=True))
 
 
 def test_a_request_that_was_never_announced_is_served() -> None:

@@ -72,7 +72,11 @@ class PluginError(SpecplugError, RuntimeError):
 
 
 class PluginNotFoundError(PluginError, LookupError):
-    """No installed plugin has the name that was asked for."""
+    """No installed plugin has the name that was asked for, or the one that has it ``is_switched_off``."""
+
+    def __init__(self, message: str = "", *, is_switched_off: bool = False) -> None:
+        super().__init__(message)
+        self.is_switched_off = is_switched_off
 
     def __str__(self) -> str:  # LookupError subclasses must not quote the message as KeyError does
         return str(self.args[0]) if self.args else ""

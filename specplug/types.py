@@ -6,6 +6,7 @@ Shapes stand in brackets. Counts start with ``num_``; ids end in ``_ids``; durat
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
@@ -246,10 +247,13 @@ class Draft:
 
     @classmethod
     def from_lists(cls, draft_token_ids: Sequence[Sequence[int]], *, source: str | None = None) -> Draft:
-        """A draft of deterministic tokens (law one_hot): one list of target ids per row, ``[]`` for none."""
+        """A draft of deterministic tokens (law one_hot): one list of target ids per row, ``[]`` for none.
+
+        Raises ``TypeError`` for an id that is not a whole number.
+        """
         import torch
 
-        flat = [token_id for row in draft_token_ids for token_id in row]
+        flat = _whole_numbers([token_id for row in draft_token_ids for token_id in row])
         num_slots = len(flat)
         return cls(
             draft_token_ids=torch.tensor(flat, dtype=torch.int64),
@@ -303,6 +307,15 @@ class Draft:
             sources=tuple(_select_sources(self.sources, slots)),
             confidence=None if self.confidence is None else self.confidence[index.to(self.confidence.device)],
         )
+
+
+def _whole_numbers(token_ids: Sequence[Any]) -> list[int]:
+    ids: list[int] = []
+    try:
+        ids.extend(map(operator.index, token_ids))
+    except TypeError:
+        raise TypeError(f"{token_ids[len(ids)]!r} is no token id; a draft holds whole numbers") from None
+    return ids
 
 
 class _Span(Protocol):

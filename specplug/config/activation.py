@@ -12,7 +12,7 @@ from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schedule import SCHEDULE_KEY
 from specplug.config.schema import SpeculativeConfig
 from specplug.config.validation import field_name, validate
-from specplug.config.verification import RULE_KEY, is_verifier_plugin
+from specplug.config.verification import RULE_KEY, is_verifier_plugin, switched_off
 from specplug.errors import PluginError
 from specplug.methods import MethodSpec, PluginConfig
 
@@ -20,6 +20,8 @@ __all__ = ["DEFAULT_OBSERVER", "activate", "build_plugins"]
 
 DEFAULT_OBSERVER = "acceptance"
 """The observer that is on whenever it is installed."""
+
+_PROPOSER = "proposer plugin"
 
 _KEY_PLUGINS = {
     "use_heterogeneous_vocab": "tli",
@@ -51,7 +53,7 @@ def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
 
 def _load(work: Resolution, name: str, role: str, missing: str) -> MethodSpec | None:
     if name not in frozenset(work.methods):  # iterating names imports nothing; a lookup would
-        work.faults.append(missing)
+        work.faults.append(switched_off(work, name) or missing)
         return None
     try:
         spec = work.methods[name]
@@ -67,7 +69,7 @@ def _load(work: Resolution, name: str, role: str, missing: str) -> MethodSpec | 
 def _missing_method(work: Resolution, name: str) -> str:
     known = KNOWN_METHODS.get(name)
     if known is None:
-        return _unknown_plugin(work, "proposer plugin", name)
+        return _unknown_plugin(work, _PROPOSER, name)
     return _missing_for(f'method "{work.method}"', name, known.package)
 
 
@@ -83,10 +85,23 @@ def _missing_for(subject: str, name: str, package: str) -> str:
 
 
 def _unknown_plugin(work: Resolution, what: str, name: str) -> str:
-    names = list(work.methods)
+    names = _proposers(work) if what == _PROPOSER else list(work.methods)
     meant = closest(name, (*names, *KNOWN_METHODS))
     hint = f" Did you mean {meant}?" if meant else ""
     return f'No {what} "{name}". Installed: {", ".join(names) or "none"}.{hint}'
+
+
+def _proposers(work: Resolution) -> list[str]:
+    """Names of the proposers there are. Imports all plugins, which only the message about an unknown one may cost."""
+    names = []
+    for name in work.methods:
+        try:
+            spec = work.methods[name]
+        except PluginError:
+            continue
+        if spec.kind == "proposer":
+            names.append(name)
+    return names
 
 
 def _activate_entry(work: Resolution, entry: PluginEntry) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specplug.config.checkpoint import Checkpoint
+from specplug.config.keys import show
 from specplug.config.resolution import PREFIX, Resolution
 
 __all__ = ["K_KEY", "draft_length_text", "resolve_draft_length"]
 
 K_KEY = "num_speculative_tokens"
+MAX_DRAFT_LEN = 2**15
 
 _SUFFIX_LENGTH = "suffix_max_draft"
 _VLLM_TREE_DEPTH = 24
@@ -40,9 +42,21 @@ def resolve_draft_length(work: Resolution) -> None:
             )
             return
         work.infer(K_KEY, *found)
+    _check_room(work)
     check = _LIMITS.get(work.method)
     if check is not None and work.num_speculative_tokens is not None:
         check(work, work.num_speculative_tokens)
+
+
+def _check_room(work: Resolution) -> None:
+    """A draft of K tokens follows a prompt, and what is kept of a request may grow with K."""
+    num, limit = work.num_speculative_tokens or 0, work.engine.max_model_len
+    if limit is not None and num >= limit:
+        work.fault(
+            K_KEY, f"={num} must be below max_model_len={limit}, which holds prompt and output; 3 to 8 is usual."
+        )
+    elif num > MAX_DRAFT_LEN:
+        work.fault(K_KEY, f"={show(num)} must be at most {MAX_DRAFT_LEN}; 3 to 8 is usual.")
 
 
 def _default(work: Resolution) -> tuple[int, str] | None:

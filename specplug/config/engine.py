@@ -52,7 +52,10 @@ class EngineArgs(BaseModel):
         default=None, ge=1, description="Most tokens of prompt and output together; absent: what the model supports."
     )
     max_num_seqs: Annotated[int, Key("limits")] = Field(
-        default=8, ge=1, description="Most requests decoded at once; KV memory is reserved for all of them."
+        default=8,
+        ge=1,
+        description="Most requests decoded at once, at most `max_num_batched_tokens`, to which the default is "
+        "lowered; KV memory is reserved for all of them.",
     )
     max_num_batched_tokens: Annotated[int, Key("limits")] = Field(
         default=2048, ge=1, description="Most tokens in one forward, prompt chunks and drafts together."
@@ -89,10 +92,29 @@ def resolve_engine_args(model: Any, kwargs: Mapping[str, Any]) -> tuple[EngineAr
             notes += _listed(term_note(name, value, key))
         elif name not in acting:
             faults.append(_unknown(name, value))
+    if isinstance(model, str) and not model.strip():
+        faults.append(f"model={show(model)} names no model; give a folder, a cached hub id, or a loaded model")
     args, more = validate(EngineArgs, {"model": model, **acting}, lambda name: name, as_json=False)
+    if args is not None:
+        args, num_seqs_fault = _fit_num_seqs(args)
+        faults += _listed(num_seqs_fault)
     if faults or more or args is None:
         raise ConfigError([*more, *faults])
     return args, tuple(notes)
+
+
+def _fit_num_seqs(args: EngineArgs) -> tuple[EngineArgs, str | None]:
+    """The arguments with the default ``max_num_seqs`` lowered to the token budget; the fault of a given one above."""
+    budget = args.max_num_batched_tokens
+    if args.max_num_seqs <= budget:
+        return args, None
+    if "max_num_seqs" not in args.model_fields_set:
+        values = {**dict(args), "max_num_seqs": budget}
+        return EngineArgs.model_construct(_fields_set=args.model_fields_set, **values), None
+    return args, (
+        f"max_num_batched_tokens={budget} is below max_num_seqs={args.max_num_seqs}: every running request needs a "
+        "token a step; raise the first or lower the second"
+    )
 
 
 def _listed(message: str | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,9 @@ def _read_yaml(text: str, file: Path) -> Any:
     try:
         return yaml.load(text, Loader=UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"configuration file {file} is not valid YAML: {json.dumps(str(error))}") from None
+        raise ConfigError(f"configuration file {file} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"configuration file {file} is nested too deeply") from None
     except _RepeatedKeyError as error:
         raise ConfigError(f"configuration file {file}, {error}; keep one") from None
 

@@ -61,9 +61,16 @@ def show(value: object) -> str:
     """``value`` as the user would write it in JSON, shortened; Python's repr for what JSON cannot hold."""
     try:
         text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
+    except (TypeError, ValueError, RecursionError):
+        text = _python_text(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _python_text(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # whole numbers of thousands of digits, endless nesting
+        return f"a {type(value).__name__} too long to print"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -55,6 +55,12 @@ def _decode(text: str, name: str) -> object:
         value = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, name), parse_constant=_reject)
     except json.JSONDecodeError as error:
         raise ConfigError(_not_json(text, name, error)) from None
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; it looks like {json.dumps(_EXAMPLE)}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{name} cannot be read: {error}") from None
     except _NotJsonNumberError as error:
         raise ConfigError(f"{name} holds {error}, which is not a JSON number; write a finite number") from None
     if isinstance(value, str):
@@ -106,7 +112,7 @@ def _python_literal(text: str) -> object:
 def _quoted_twice(inner: str, name: str) -> str:
     try:
         settings = json.loads(inner)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         settings = None
     settings = settings if isinstance(settings, dict) else _EXAMPLE
     as_yaml = "; ".join(f"{key}: {json.dumps(value)}" for key, value in settings.items())

@@ -87,7 +87,7 @@ class UnknownKeys:
         )
 
     def _unknown(self, key: str) -> str:
-        start = f"Unknown key {_PREFIX}.{key}."
+        start = f"Unknown key {_PREFIX}.{key}." if key.strip() else f"{_PREFIX} has the empty key {show(key)}."
         known = tuple(self.known)
         for prefix in _OLD_PREFIXES:
             if key.startswith(prefix) and key.removeprefix(prefix) in known:

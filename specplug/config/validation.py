@@ -52,7 +52,7 @@ def _build(model: type[ModelT], values: Mapping[str, Any], *, as_json: bool) -> 
         return model.model_validate(values, strict=True)
     try:
         text = json.dumps(values, default=os.fspath)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return model.model_validate(values)
     return model.model_validate_json(text, strict=True)
 

@@ -6,8 +6,9 @@ from specplug.config.keys import closest, show
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schema import BUILTIN_RULES
 from specplug.config.synthetic import length_fault, rates_fault, rates_of_length
+from specplug.errors import PluginNotFoundError
 
-__all__ = ["RULE_KEY", "check_laws", "is_verifier_plugin", "resolve_rule", "resolve_synthetic"]
+__all__ = ["RULE_KEY", "check_laws", "is_verifier_plugin", "resolve_rule", "resolve_synthetic", "switched_off"]
 
 RULE_KEY = "rejection_sample_method"
 _RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
@@ -25,6 +26,17 @@ def is_verifier_plugin(work: Resolution) -> bool:
     return work.get(RULE_KEY) not in BUILTIN_RULES and work.get(RULE_KEY) in frozenset(work.methods)
 
 
+def switched_off(work: Resolution, name: str) -> str | None:
+    """The fault of a plugin that is installed and that the environment switches off, with what to change."""
+    try:
+        work.methods[name]
+    except PluginNotFoundError as error:
+        return f"{error}." if error.is_switched_off else None
+    except LookupError:  # of a plain mapping
+        return None
+    return None
+
+
 def resolve_rule(work: Resolution) -> None:
     """Set ``verify_method``: "auto" unless a rule is named."""
     if RULE_KEY not in work.values:
@@ -39,6 +51,8 @@ def resolve_rule(work: Resolution) -> None:
         )
     elif rule in _OLD_RULES:
         work.fault(RULE_KEY, f"={show(rule)}: {_OLD_RULES[rule]}.")
+    elif (off := switched_off(work, rule)) is not None:
+        work.fault(RULE_KEY, f"={show(rule)}: {off}")
     else:
         meant = closest(rule, (*BUILTIN_RULES, *work.methods))
         hint = f" Did you mean {meant}?" if meant else ""

@@ -87,7 +87,7 @@ class ProcessManager:
         """
         blocked = self._blocked_by(name)
         if blocked is not None and name in self._all_names():
-            raise PluginNotFoundError(f'plugin "{name}" is installed but switched off: {blocked}')
+            raise PluginNotFoundError(f'plugin "{name}" is installed but switched off: {blocked}', is_switched_off=True)
         spec = self._load(name)
         self._asked_for.add(name)
         return spec

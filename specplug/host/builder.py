@@ -91,11 +91,6 @@ class _Builder:
 
     def _scheduler(self, max_num_batched_tokens: int) -> Scheduler:
         target = self._target
-        if max_num_batched_tokens < target.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={target.max_num_seqs}: every "
-                "running request needs a token a step. Raise the first or lower the second."
-            )
         return Scheduler(
             max_num_seqs=target.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -60,6 +60,9 @@ class EngineLike(Protocol):
     def max_model_len(self) -> int | None: ...
     @property
     def max_num_batched_tokens(self) -> int: ...
+    @property
+    def model_fields_set(self) -> Collection[str]:
+        """The arguments that were given."""
 
 
 def load_target(engine: EngineLike) -> Target:
@@ -69,7 +72,11 @@ def load_target(engine: EngineLike) -> Target:
     ModelError for a model that cannot be loaded or driven, ConfigError for a limit, dtype or device that cannot be.
     """
     if _is_target(engine.model):
-        return cast(Target, engine.model)
+        target = cast(Target, engine.model)
+        faults = list(_target_faults(engine, target))
+        if faults:
+            raise ConfigError(faults)
+        return target
     if isinstance(engine.model, PreTrainedModel):
         return _borrow(engine, engine.model)
     if not isinstance(engine.model, str | os.PathLike):
@@ -82,6 +89,30 @@ def load_target(engine: EngineLike) -> Target:
 
 def _is_target(model: Any) -> bool:
     return all(hasattr(model, name) for name in ("acquire", "release", "rollback", "forward", "max_query_tokens"))
+
+
+def _target_faults(engine: EngineLike, target: Target) -> Iterator[str]:
+    """Arguments that a target object, which was built with its own, does not follow."""
+    own: dict[str, object] = {
+        "max_num_seqs": target.max_num_seqs,
+        "max_model_len": target.max_model_len,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "tokenizer": target.tokenizer,
+        "skip_tokenizer_init": target.tokenizer is None,
+    }
+    for name in ("revision", "tokenizer_revision", *own):
+        asked, actual = getattr(engine, name), own.get(name)
+        is_given = name in engine.model_fields_set and asked not in (None, False, "auto")
+        if is_given and asked != actual and str(actual).partition(":")[0] != asked:
+            brings = f", which brings its own ({actual!r})" if name in own else ", which is loaded already"
+            yield f"{name}={asked!r} was given with a target object{brings}; leave {name} out"
+    if engine.max_num_batched_tokens < target.max_num_seqs:
+        yield (
+            f"max_num_batched_tokens={engine.max_num_batched_tokens} is below the target's max_num_seqs="
+            f"{target.max_num_seqs}: every running request needs a token a step; raise the first, or build the target "
+            "with fewer rows"
+        )
 
 
 def _load(engine: EngineLike) -> TargetRunner:

@@ -34,6 +34,8 @@ class _Tally:
         "drafts",
         "emitted",
         "histogram",
+        "num_bins",
+        "num_speculative_tokens",
         "skipped",
         "sources",
         "steps",
@@ -42,8 +44,11 @@ class _Tally:
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.steps = self.drafts = self.draft_tokens = self.emitted = self.draft_emitted = 0
-        self.histogram = [0] * (num_speculative_tokens + 1)
-        self.verified_histogram = [0] * (num_speculative_tokens + 1)
+        self.num_speculative_tokens = num_speculative_tokens
+        # as long as the longest accepted draft so far, not K, which many requests never come near
+        self.num_bins = 0
+        self.histogram: list[int] = []
+        self.verified_histogram: list[int] = []
         self.sources: dict[str, list[int]] = {}
         self.skipped: dict[str, int] = {}
 
@@ -54,6 +59,8 @@ class _Tally:
             self.drafts += 1
             self.draft_tokens += row.num_draft_tokens
             self.draft_emitted += row.num_emitted_tokens
+            if row.num_verified_accepted_tokens >= self.num_bins:
+                self._make_room(row.num_verified_accepted_tokens + 1)
             self.histogram[row.num_accepted_tokens] += 1
             self.verified_histogram[row.num_verified_accepted_tokens] += 1
             for count in row.sources:
@@ -69,17 +76,25 @@ class _Tally:
         totals[1] += count.num_accepted_tokens
         totals[2] += count.num_verified_accepted_tokens
 
+    def _make_room(self, num_bins: int) -> None:
+        for histogram in (self.histogram, self.verified_histogram):
+            histogram.extend([0] * (num_bins - self.num_bins))
+        self.num_bins = num_bins
+
+    def _padded(self, histogram: Sequence[int]) -> tuple[int, ...]:
+        return (*histogram, *[0] * (self.num_speculative_tokens + 1 - len(histogram)))
+
     def fields(self) -> dict[str, Any]:
         """The fields of ``AcceptanceCounts``, copied."""
         return {
-            "num_spec_tokens": len(self.histogram) - 1,
+            "num_spec_tokens": self.num_speculative_tokens,
             "num_steps": self.steps,
             "num_drafts": self.drafts,
             "num_draft_tokens": self.draft_tokens,
             "num_emitted_tokens": self.emitted,
             "num_draft_emitted_tokens": self.draft_emitted,
-            "histogram": tuple(self.histogram),
-            "verified_histogram": tuple(self.verified_histogram),
+            "histogram": self._padded(self.histogram),
+            "verified_histogram": self._padded(self.verified_histogram),
             "sources": {name: SourceTotals(*totals) for name, totals in self.sources.copy().items()},
             "skipped": self.skipped.copy(),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from specplug.hooks.markers import hookimpl
 from specplug.types import Batch, Draft, TokenIds
@@ -46,12 +47,14 @@ class RowProposer(Proposer):
     def propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
         """The answers of ``propose_row`` as one draft.
 
-        Raises ``TypeError`` when ``propose_row`` does not return a list.
+        Raises ``TypeError`` when ``propose_row`` does not return a list, tuple, array or tensor of ids.
         """
-        drafts: list[list[int]] = [[] for _ in batch.requests]
+        drafts: list[Sequence[int]] = [[] for _ in batch.requests]
         for row in rows_to_draft(batch, limits):
-            draft = self.propose_row(batch.token_ids[row], limits[row])
-            if not isinstance(draft, list):
+            draft: Any = self.propose_row(batch.token_ids[row], limits[row])
+            if hasattr(draft, "tolist"):  # arrays and tensors
+                draft = draft.tolist()
+            if not isinstance(draft, list | tuple):
                 raise TypeError(
                     f"{type(self).__name__}.propose_row returned {draft!r} for request "
                     f"{batch.request_ids[row]!r}; it must return a list of token ids, [] for no draft"
@@ -60,5 +63,8 @@ class RowProposer(Proposer):
         return Draft.from_lists(drafts)
 
     @abstractmethod
-    def propose_row(self, token_ids: TokenIds, limit: int) -> list[int]:
-        """At most ``limit`` (1 or more) ids that may follow ``token_ids`` (prompt and output so far), or ``[]``."""
+    def propose_row(self, token_ids: TokenIds, limit: int) -> Sequence[int]:
+        """At most ``limit`` (1 or more) ids that may follow ``token_ids`` (prompt and output so far), or ``[]``.
+
+        A one-dimensional integer array or tensor is understood too.
+        """

@@ -68,6 +68,24 @@ def test_defaults() -> None:
     assert not notes
 
 
+def test_the_default_of_max_num_seqs_follows_the_token_budget() -> None:
+    args, _ = resolve_engine_args("m", {"max_num_batched_tokens": 2})
+    assert args.max_num_seqs == 2
+    assert "max_num_seqs" not in args.model_fields_set
+    assert resolve_engine_args("m", {"max_num_batched_tokens": 64})[0].max_num_seqs == 8
+
+
+def test_a_token_budget_below_max_num_seqs() -> None:
+    (text,) = faults(max_num_seqs=4, max_num_batched_tokens=3)
+    assert text.startswith("max_num_batched_tokens=3 is below max_num_seqs=4")
+
+
+@pytest.mark.parametrize("model", ["", " "])
+def test_an_empty_model_name(model: str) -> None:
+    with pytest.raises(ConfigError, match="names no model; give a folder"):
+        resolve_engine_args(model, {})
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [

@@ -85,6 +85,11 @@ def test_hopeless_key(fault: Any, key: str) -> None:
     assert "No installed plugin that this configuration uses owns it" in fault(NGRAM | {key: 2})
 
 
+@pytest.mark.parametrize("key", ["", "  "])
+def test_empty_key(fault: Any, key: str) -> None:
+    assert fault(NGRAM | {key: 2}).startswith(f'speculative_config has the empty key "{key}". ')
+
+
 @pytest.mark.parametrize("key", ["gpu_memory_utilization", "max_num_seqs", "dtype"])
 def test_engine_argument_inside(fault: Any, key: str) -> None:
     assert f"pass {key}= beside speculative_config" in fault(NGRAM | {key: 1})

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from specplug.config import resolve_engine_args
+from specplug.errors import ConfigError, PluginNotFoundError
+from specplug.hooks import ProcessManager
 
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
@@ -190,6 +192,56 @@ def test_B155_unknown_method(fault: Any) -> None:
     text = fault({"method": "ngarm", "num_speculative_tokens": 3})
     assert text.startswith('No proposer plugin "ngarm". Installed: ngram, ')
     assert text.endswith("Did you mean ngram?")
+
+
+def test_an_unknown_method_is_answered_with_the_proposers_there_are(fault: Any, without: Any, load_error: Any) -> None:
+    text = fault({"method": "", "num_speculative_tokens": 3}, without(broken={"suffix": load_error}))
+    assert text.startswith('No proposer plugin "". Installed: ngram, custom_class, draft_model, ')
+    assert "acceptance" not in text
+    assert "suffix" not in text
+
+
+class SwitchedOff(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise PluginNotFoundError(f'plugin "{name}" is installed but switched off: SPECPLUG_X', is_switched_off=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "ngram", "num_speculative_tokens": 3},
+        {"method": "mine", "num_speculative_tokens": 3},
+    ],
+)
+def test_a_method_that_is_switched_off_is_not_called_missing(fault: Any, config: dict[str, Any]) -> None:
+    text = fault(config, SwitchedOff())
+    assert text == f'plugin "{config["method"]}" is installed but switched off: SPECPLUG_X.'
+
+
+def test_a_verifier_that_is_switched_off_is_not_called_missing(resolve: Any, methods: Any) -> None:
+    installed = SwitchedOff({"ngram": methods["ngram"]})
+    config = {"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "typical"}
+    with pytest.raises(ConfigError, match='"typical" is installed but switched off'):
+        resolve(config, installed)
+
+
+def test_a_process_manager_says_what_it_switches_off(resolve: Any) -> None:
+    manager = ProcessManager(block=["ngram"])
+    with pytest.raises(ConfigError, match="switched off: it is in the block list"):
+        resolve({"method": "ngram", "num_speculative_tokens": 3}, manager.methods)
+
+
+@pytest.mark.parametrize("k", [2**15 + 1, 10**9, 10**5000], ids=["limit", "billion", "unprintable"])
+def test_k_has_a_limit(fault: Any, k: int) -> None:
+    text = fault({"method": "ngram", "num_speculative_tokens": k})
+    assert "must be at most 32768" in text
+    assert len(text) < 400
+
+
+def test_k_is_below_max_model_len(fault: Any, resolve: Any) -> None:
+    engine = resolve_engine_args("target", {"max_model_len": 8})[0]
+    assert "=8 must be below max_model_len=8" in fault({"method": "ngram", "num_speculative_tokens": 8}, engine=engine)
+    assert resolve({"method": "ngram", "num_speculative_tokens": 7}, engine=engine).num_speculative_tokens == 7
 
 
 def test_method_of_another_kind(fault: Any) -> None:

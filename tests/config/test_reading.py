@@ -144,6 +144,9 @@ def test_empty_file(tmp_path: Path) -> None:
         ("a.yaml", "a: 1\nb: 2\na: 3\n", "line 3: a is given twice"),
         ("a.yaml", "speculative_config:\n  x: 1\n  x: 2\n", "line 3: x is given twice"),
         ("a.yaml", "!!python/object/apply:os.getcwd []\n", "is not valid YAML"),
+        ("a.yaml", "[" * 5000, "is nested too deeply"),
+        ("a.json", '{"a":' * 100_000, "is nested too deeply"),
+        ("a.json", '{"a": ' + "1" * 5000 + "}", "cannot be read: Exceeds the limit"),
         ("a.json", "{", "is not valid JSON"),
         ("a.json", '{"a": 1, "a": 2}', "a is given twice"),
     ],
@@ -153,6 +156,21 @@ def test_bad_file(tmp_path: Path, name: str, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         load_config_file(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_yaml_error_is_one_readable_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: [1")
+    with pytest.raises(ConfigError) as caught:
+        load_config_file(tmp_path / "a.yaml")
+    assert "\\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_mappings_nested_too_deeply_to_print(fault: Any) -> None:
+    deep: Any = {}
+    for _ in range(100_000):
+        deep = {"x": deep}
+    assert "speculative_config.method=a dict too long to print" in fault({"method": deep, "num_speculative_tokens": 1})
 
 
 def test_missing_file(tmp_path: Path) -> None:

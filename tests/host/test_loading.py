@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from specplug.config import resolve_engine_args
 from specplug.errors import ConfigError, ModelError
 from specplug.host import loading
 from specplug.host.loading import check_folder, load_target
@@ -34,6 +35,7 @@ class Engine:
     max_num_seqs: int = 4
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
+    model_fields_set: frozenset[str] = frozenset()
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,31 @@ def test_a_loaded_model_is_borrowed() -> None:
 def test_a_target_is_taken_as_it_is() -> None:
     target = ScriptedTarget([1, 2, 3])
     assert load_target(Engine(target)) is target
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_model_len": 5}, r"max_model_len=5 was given with a target object, which brings its own \(1024\)"),
+        ({"max_num_seqs": 1}, r"max_num_seqs=1 was given .* brings its own \(64\); leave max_num_seqs out"),
+        ({"dtype": "bfloat16"}, "dtype='bfloat16' was given with a target object, which brings its own"),
+        ({"device": "meta"}, "device='meta' was given with a target object, which brings its own"),
+        ({"tokenizer": "x"}, "tokenizer='x' was given with a target object, which brings its own"),
+        ({"revision": "main"}, "revision='main' was given with a target object, which is loaded already"),
+        ({"max_num_batched_tokens": 5}, "max_num_batched_tokens=5 is below the target's max_num_seqs=64"),
+    ],
+)
+def test_arguments_that_a_target_object_contradicts(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_target(resolve_engine_args(ScriptedTarget([1]), arguments)[0])
+
+
+def test_arguments_that_a_target_object_fulfils() -> None:
+    target = ScriptedTarget([1])
+    same = {"max_model_len": 1024, "max_num_seqs": 64, "dtype": "float32", "device": "cpu", "seed": 3}
+    assert load_target(resolve_engine_args(target, {**same, "skip_tokenizer_init": True})[0]) is target
+    with pytest.raises(ConfigError, match="3 faults in the configuration"):
+        load_target(resolve_engine_args(target, {"max_model_len": 1, "max_num_seqs": 1, "revision": "x"})[0])
 
 
 def test_something_else_is_refused() -> None:

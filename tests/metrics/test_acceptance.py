@@ -339,6 +339,14 @@ def calls_per_step(k: int, batch: int) -> int:
     return calls
 
 
+def test_nothing_of_the_size_of_k_is_kept_per_request() -> None:
+    metrics = observe([[row("a", 3, 2)]], k=2**15)
+    assert len(metrics._requests["a"].histogram) == 3
+    found = metrics.request_metrics("a")
+    assert found is not None
+    assert (found.num_spec_tokens, len(found.histogram), found.histogram[:4]) == (2**15, 2**15 + 1, (0, 0, 1, 0))
+
+
 def test_a_step_costs_per_request_and_never_per_token() -> None:
     assert calls_per_step(k=2, batch=8) == calls_per_step(k=64, batch=8)
     assert calls_per_step(k=2, batch=8) - calls_per_step(k=2, batch=4) <= 4 * 20

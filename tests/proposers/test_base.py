@@ -5,7 +5,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from specplug.hooks import SessionHooks
 from specplug.proposers import Proposer, RowProposer, rows_to_draft
@@ -36,7 +38,27 @@ def test_rows_with_limit_0_and_rows_in_their_prompt_are_never_asked(make_batch: 
     assert rows_to_draft(batch, [0, 3, 3]) == [1]
 
 
-@pytest.mark.parametrize("answer", [None, 5, (1, 2)])
+@pytest.mark.parametrize("answer", [(1, 2), np.array([1, 2]), torch.tensor([1, 2]), [np.int32(1), torch.tensor(2)]])
+def test_row_proposer_takes_ids_in_any_sequence(make_batch: Any, answer: Any) -> None:
+    class Odd(RowProposer):
+        def propose_row(self, token_ids: TokenIds, limit: int) -> Any:
+            return answer
+
+    draft = Odd().propose(make_batch([[1, 2]]), [2])
+    assert (draft.draft_token_ids.tolist(), draft.num_draft_tokens) == ([1, 2], (2,))
+
+
+@pytest.mark.parametrize("answer", [[1.7], (1.0,), np.array([1.5]), torch.tensor([1.5]), ["1"], [torch.tensor(1.5)]])
+def test_ids_that_are_no_whole_numbers_are_never_cut_to_some(make_batch: Any, answer: Any) -> None:
+    class Odd(RowProposer):
+        def propose_row(self, token_ids: TokenIds, limit: int) -> Any:
+            return answer
+
+    with pytest.raises(TypeError, match="is no token id; a draft holds whole numbers"):
+        Odd().propose(make_batch([[1, 2]]), [2])
+
+
+@pytest.mark.parametrize("answer", [None, 5, torch.tensor(5), {1: 2}])
 def test_row_proposer_names_itself_and_the_request_when_it_returns_no_list(make_batch: Any, answer: Any) -> None:
     class Odd(RowProposer):
         def propose_row(self, token_ids: TokenIds, limit: int) -> list[int]:

@@ -93,6 +93,8 @@ def process_step(
     Processes float32 logits in place. A request whose processing fails is finished with an error; its rows are
     unusable.
     """
+    if not any(state.features.processing or state.features.grammar for state in states):
+        return StepLogits(logits, logits)
     starts = cumulative(draft.num_draft_tokens)
     draft_ids = draft.draft_token_ids.tolist()
     blocks: list[Block] = []
@@ -106,8 +108,6 @@ def process_step(
         grammar = _caught_up(state)
         if grammar is not None:
             masked.append((grammar, drafts, starts[row] + row))
-    if not blocks and not masked:
-        return StepLogits(logits, logits)
     raw, processed = logits, logits.float().contiguous()
     if processed is logits and any(state.features.logprobs is not None for state in states):
         raw = raw_logits.keep(logits)

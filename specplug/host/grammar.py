@@ -51,7 +51,7 @@ class GrammarCompiler:
         compiler = self._compiler = self._compiler or self._new_compiler(xgrammar)
         try:
             compiled = _compile(compiler, structure)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError) as error:  # a schema may hold what JSON cannot
             cause = _LOG_PREFIX.sub("", str(error)).strip()
             raise RequestError(f"structured_outputs.{structure.kind} does not compile: {cause}") from error
         return Grammar(xgrammar.GrammarMatcher(compiled, override_stop_tokens=ends), reasoning)

@@ -31,18 +31,25 @@ TokenLogprobs: TypeAlias = Mapping[int, Logprob]
 
 
 class TokenTexts:
-    """Texts of single tokens, decoded once. Without a tokenizer there are none."""
+    """Texts of single tokens, decoded once; None without a tokenizer, and for tokens that it cannot decode."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, str | None] = {}
 
     def __getitem__(self, token_id: int) -> str | None:
         if self._tokenizer is None:
             return None
         if token_id not in self._texts:
-            self._texts[token_id] = self._tokenizer.decode([token_id])
+            self._texts[token_id] = self._decode(token_id)
         return self._texts[token_id]
+
+    def _decode(self, token_id: int) -> str | None:
+        try:
+            text: str = self._tokenizer.decode([token_id])
+        except Exception:  # noqa: BLE001 - foreign code; the log-probability is good without the text
+            return None
+        return text
 
 
 def token_logprobs(

@@ -53,7 +53,14 @@ def spell_reasoning_end(end: str | Sequence[int], tokenizer: Any, vocab_size: in
     """Token ids of a request's ``reasoning_end``. Raises ``RequestError`` when it has none in this vocabulary."""
     if isinstance(end, str) and tokenizer is None:
         raise RequestError(f"reasoning_end={end!r} needs a tokenizer, and the target has none; give token ids")
-    ids = list(tokenizer.encode(end, add_special_tokens=False) if isinstance(end, str) else end)
+    ids = _encode(end, tokenizer) if isinstance(end, str) else list(end)
     if not ids or max(ids) >= vocab_size:
         raise RequestError(f"reasoning_end={end!r} must be text with tokens, or token ids from 0 to {vocab_size - 1}")
     return ids
+
+
+def _encode(text: str, tokenizer: Any) -> list[int]:
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+    except Exception as error:
+        raise RequestError(f"reasoning_end={text!r} cannot be encoded: {error}") from error

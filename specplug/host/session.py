@@ -236,9 +236,10 @@ class HostSession:
         """The rows with logits, verified and committed; and the seconds that processing and the rule took."""
         work = work.select(plan.verify_rows)
         slots = plan.layout.verify_slots
-        logits = StepLogits(*[output.logits if slots is None else output.logits[slots]] * 2)
+        raw = output.logits if slots is None else output.logits[slots]
+        logits = StepLogits(raw, raw)
         if self._num_needing_features:
-            logits = process_step(work.states, work.draft, logits.raw, self._raw_logits)
+            logits = process_step(work.states, work.draft, raw, self._raw_logits)
         work, logits = _still_wanted(work, logits)
         if not work.states:
             return [], clock.lap()

@@ -81,7 +81,7 @@ def chi_squared(drawn: Sequence[tuple[int, ...]], joint: dict[tuple[int, ...], f
 def draw(make_llm: Callable[..., LLM]) -> Callable[..., list[tuple[int, ...]]]:
     def run(proposer: Any, laws: str, rule: str) -> list[tuple[int, ...]]:
         # three tokens follow the first, drafts have up to two: accepted, recovered and bonus tokens all occur
-        engine = {"laws": frozenset({laws}), "rule": rule, "max_num_seqs": 200, "max_num_batched_tokens": 2048}
+        engine = {"laws": frozenset({laws}), "rule": rule}
         with make_llm(make_target(), proposer, 2, **engine) as llm:
             params = [SamplingParams(seed=seed, max_tokens=LENGTH, **PARAMS) for seed in range(NUM_DRAWS)]
             outputs = llm.generate([[0]] * NUM_DRAWS, params)

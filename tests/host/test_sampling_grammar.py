@@ -125,7 +125,7 @@ def test_grammar_keeps_the_masked_distribution_with_drawn_drafts(decode: Decode)
         for seed in range(100)
     ]
     proposer = SamplingProposer([0.0, 0.0, 0.1, 0.5, 0.0, 0.4, 0.0, 0.0, 0.0, 0.0])
-    outputs = decode(target, [[0]] * 100, params, proposer, 3, laws=frozenset({"dense"}), max_num_seqs=64)
+    outputs = decode(target, [[0]] * 100, params, proposer, 3, laws=frozenset({"dense"}))
     drawn = [token_id for output in outputs for token_id in output.outputs[0].token_ids[:201]]
     assert len(drawn) > 20_000
     assert set(drawn) == {2, 3}

@@ -69,9 +69,9 @@ def chi_squared(token_ids: Sequence[Sequence[int]], probs: Sequence[float]) -> f
 
 
 def test_B39_min_p_acts_on_every_drafted_token(decode: Decode) -> None:
-    target = TableTarget(probs=[0.6, 0.3, 0.1], eos_token_id=None)
+    target = TableTarget(probs=[0.6, 0.3, 0.1], eos_token_id=None, max_num_seqs=32)
     params = [SamplingParams(min_p=0.4, seed=seed, max_tokens=640) for seed in range(32)]
-    drawn = ids(decode(target, [[0]] * 32, params, always([2, 2]), 2, max_num_seqs=32))  # 20480 tokens
+    drawn = ids(decode(target, [[0]] * 32, params, always([2, 2]), 2))  # 20480 tokens
     assert chi_squared(drawn, [2 / 3, 1 / 3, 0.0]) < 37.3  # 1e-9 with one degree of freedom
     assert chi_squared(drawn, [0.64, 0.36, 0.0]) > 37.3  # the negative control
 

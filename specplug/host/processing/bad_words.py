@@ -64,7 +64,7 @@ def spell_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Any, vocab_
         if not alone:
             raise RequestError(f"bad_words={word!r} has no tokens in this vocabulary; give token ids")
         spelled.append(alone)
-        if len(inside) == len(alone) and inside[0] != alone[0]:
+        if inside and len(inside) == len(alone) and inside[0] != alone[0]:
             spelled.append(inside)
     for word in spelled:
         if max(word) >= vocab_size:
@@ -73,5 +73,7 @@ def spell_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Any, vocab_
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+    except Exception:  # noqa: BLE001 - foreign code; what cannot be written needs no ban
+        return []

@@ -14,19 +14,15 @@ NUM_BUCKETS = 8
 
 @dataclass(slots=True)
 class Counts:
-    """Drafts of one origin and range of match lengths. ``num_misses``: drafts of which a token was rejected."""
+    """Drafts of one origin and range of match lengths; of a draft that was tried in part only, that part.
+
+    ``num_misses``: drafts of which a token was rejected.
+    """
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_misses: int = 0
-
-    def book(self, num_drafted: int, num_accepted: int, *, is_miss: bool) -> None:
-        """One draft; ``is_miss``: the token after the accepted ones was tried and rejected."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-        self.num_misses += is_miss
 
     @property
     def rate(self) -> float:

@@ -227,7 +227,11 @@ class SuffixDrafter:
             num_accepted += 1
         is_miss = num_accepted < len(came)
         num_tried = len(draft) if is_miss else len(came)
-        text.counts.book(num_tried, num_accepted, is_miss=is_miss)
+        counts = text.counts
+        counts.num_drafts += 1
+        counts.num_draft_tokens += num_tried
+        counts.num_accepted_tokens += num_accepted
+        counts.num_misses += is_miss
         if text.back_off is not None:
             text.back_off.book(num_tried, num_accepted)
             text.stands_down = text.back_off.standing_down

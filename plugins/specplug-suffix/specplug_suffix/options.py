@@ -48,7 +48,7 @@ class SuffixOptions(BaseModel):
         description="Most draft tokens in one step over all requests; beyond, every draft is shortened in proportion.",
     )
     suffix_cached_tokens: int = Field(
-        default=1_000_000, ge=0, description="Output tokens kept for other requests, about 140 bytes each; 0: none."
+        default=1_000_000, ge=0, description="Output tokens kept for other requests, about 120 bytes each; 0: none."
     )
     suffix_live: bool = Field(
         default=True, description="Share outputs while they are written; false: once they are finished."

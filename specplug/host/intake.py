@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -24,7 +24,12 @@ from specplug.types import Request, TokenIds
 __all__ = ["Intake", "Prompt", "is_single"]
 
 Prompt: TypeAlias = str | Mapping[str, Any] | Sequence[int]
-"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": [...]}``, the mappings with a ``cache_salt``."""
+"""Text, token ids (an array or a tensor too), or ``{"prompt": text}`` / ``{"prompt_token_ids": [...]}``, the mappings
+with a ``cache_salt``."""
+
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_FORMS = "write a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': [...]}"
 
 
 class Intake:
@@ -48,7 +53,11 @@ class Intake:
 
         Sample i has the request's seed plus i, modulo 2**64.
         """
-        self._check_params(params)
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id={_shown(request_id)} is a {type(request_id).__name__}; it must be text")
+        if output_kind not in get_args(OutputKind):
+            raise RequestError(f"output_kind={output_kind!r} must be one of {', '.join(get_args(OutputKind))}")
+        speculation = self._check_params(params)
         if params.n > 1 and output_kind == "delta":
             raise RequestError(f"n={params.n} must be 1 with a stream, which carries one sample; use generate")
         text, token_ids, cache_salt = self._read_prompt(prompt)
@@ -62,7 +71,7 @@ class Intake:
                 sampling_params=params,
                 seed=(seed + index) % (MAX_SEED + 1),
                 cache_salt=cache_salt,
-                speculation=params.extra_args.get("specplug", {}),
+                speculation=speculation,
             )
             state = RequestState(
                 request,
@@ -102,7 +111,11 @@ class Intake:
             texts=self._texts if params.detokenize else None,
         )
 
-    def _check_params(self, params: object) -> None:
+    def _check_params(self, params: object) -> Mapping[str, Any]:
+        """The request's own switches, which are checked with the rest."""
+        if isinstance(params, Mapping):
+            written = ", ".join(f"{key}={value!r}" for key, value in params.items())
+            raise RequestError(f"sampling_params is a mapping; write SamplingParams({written})")
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
         if params.stop_strings and self._target.tokenizer is None:
@@ -111,10 +124,12 @@ class Intake:
             if token_id >= self._target.vocab_size:
                 last = self._target.vocab_size - 1
                 raise RequestError(f"stop_token_ids names token id {token_id}; the target has ids 0 to {last}")
-        method = params.extra_args.get("specplug", {}).get("method")
+        speculation = params.speculation
+        method = speculation.get("method")
         if method is not None and method not in self._method_names:
             known = ", ".join(self._method_names) or "none: the session does not speculate"
             raise RequestError(f"extra_args['specplug']['method']={method!r} is not in this session; it has {known}")
+        return speculation
 
     def _room(self, num_prompt_tokens: int) -> int:
         limit = self._target.max_model_len
@@ -129,33 +144,74 @@ class Intake:
         """Text, token ids and cache salt of a prompt in any of its forms."""
         cache_salt = None
         if isinstance(prompt, Mapping):
-            cache_salt = prompt.get("cache_salt")
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), self._check_ids(prompt["prompt_token_ids"]), cache_salt
-            prompt = prompt.get("prompt", "")
+            text, ids, cache_salt = _read_mapping(prompt)
+            if ids is not None:
+                return text, self._check_ids(ids, "prompt_token_ids"), cache_salt
+            prompt = text
         if not isinstance(prompt, str):
             return None, self._check_ids(prompt), cache_salt
+        return prompt, self._check_ids(self._encode(prompt)), cache_salt
+
+    def _encode(self, text: str) -> Any:
         if self._target.tokenizer is None:
             raise RequestError("the prompt is text and the target has no tokenizer; pass {'prompt_token_ids': [...]}")
-        return prompt, self._check_ids(self._target.tokenizer(prompt)["input_ids"]), cache_salt
+        try:
+            return self._target.tokenizer(text)["input_ids"]
+        except Exception as error:  # a text that is no text, or that a tokenizer without an unknown token cannot write
+            raise RequestError(
+                f"the prompt {_shown(text)} cannot be tokenised ({type(error).__name__}: {error}); change the text, or "
+                "pass {'prompt_token_ids': [...]}"
+            ) from error
 
-    def _check_ids(self, token_ids: Any) -> list[int]:
-        if isinstance(token_ids, str) or not hasattr(token_ids, "__iter__"):
-            raise RequestError(f"prompt_token_ids={token_ids!r} must be a list of token ids")
-        ids = list(token_ids)
+    def _check_ids(self, token_ids: Any, name: str = "prompt") -> list[int]:
+        listed = _plain(token_ids)
+        if isinstance(listed, str | bytes | Mapping) or not hasattr(listed, "__iter__"):
+            kind = type(token_ids).__name__
+            raise RequestError(f"{name}={_shown(token_ids)} is a {kind}, not a list of token ids; {_FORMS}")
+        ids = [*map(_plain, listed)]
         if not ids:
             raise RequestError("the prompt is empty; the target needs at least one token to start from")
         for position, token_id in enumerate(ids):
-            if not isinstance(token_id, int | np.integer) or not 0 <= token_id < self._target.vocab_size:
+            if type(token_id) is not int or not 0 <= token_id < self._target.vocab_size:
                 raise RequestError(
-                    f"prompt_token_ids[{position}]={token_id!r} is not a token id of the target, which has ids "
+                    f"prompt_token_ids[{position}]={_shown(token_id)} is not a token id of the target, which has ids "
                     f"0 to {self._target.vocab_size - 1}"
                 )
         return ids
 
 
+def _read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, Any, str | None]:
+    """Text, token ids as given and cache salt; the first or the second may be None, but not both."""
+    given = {key: value for key, value in prompt.items() if value is not None}
+    unknown = [key for key in given if key not in _KEYS]
+    if unknown:
+        raise RequestError(f"the prompt has the key {unknown[0]!r}; {_FORMS}, each with a cache_salt")
+    for key in ("prompt", "cache_salt"):
+        if not isinstance(given.get(key, ""), str):
+            raise RequestError(f"{key}={_shown(given[key])} is a {type(given[key]).__name__}; it must be text")
+    if "prompt" not in given and "prompt_token_ids" not in given:
+        raise RequestError(f"the prompt {_shown(dict(prompt))} has neither text nor ids; {_FORMS}")
+    return given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors, of any dimension, as Python's lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt and not a sequence of prompts."""
-    if isinstance(prompts, str | Mapping):
+    """Whether this is one prompt, sound or not, and not several. Iterators are not touched."""
+    if isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__iter__"):
         return True
-    return isinstance(next(iter(prompts), None), int | np.integer)
+    if hasattr(prompts, "ndim"):
+        holds_texts = getattr(prompts.dtype, "kind", "") in ("O", "U", "S")  # an array may hold prompts of any form
+        return bool(prompts.ndim < 2) and not holds_texts
+    if not isinstance(prompts, Sequence) or not len(prompts):
+        return False
+    first = prompts[0]
+    return isinstance(first, int | np.integer) or getattr(first, "shape", None) == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,6 +133,73 @@ def test_generate_keeps_the_outputs_of_other_requests(make_llm: MakeLLM) -> None
         assert [output.request_id for output in drain(llm)] == ["mine"]
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        torch.tensor([0, 1]),
+        np.array([0, 1]),
+        {"prompt_token_ids": torch.tensor([0, 1])},
+        {"prompt_token_ids": [0, 1], "prompt": None, "cache_salt": None, "multi_modal_data": None},
+        torch.tensor([[0, 1]]),
+        [np.array([0, 1])],
+        [np.int64(0), np.int32(1)],
+        [torch.tensor(0), torch.tensor(1)],
+        (0, 1),
+        range(2),
+        iter([[0, 1]]),
+    ],
+)
+def test_ids_come_in_any_sequence(make_llm: MakeLLM, prompts: Any) -> None:
+    with make_llm(ScriptedTarget(SCRIPT)) as llm:
+        [output] = llm.generate(prompts, greedy(2))
+    assert output.prompt_token_ids == [0, 1]
+    assert output.outputs[0].token_ids == SCRIPT[:2]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, 1.5, b"ab", {"text": "ab"}, [None], [5, "a"], np.array([None])])
+def test_what_is_no_prompt_is_a_request_error(make_llm: MakeLLM, prompts: Any) -> None:
+    with make_llm(ScriptedTarget(SCRIPT)) as llm, pytest.raises(RequestError):
+        llm.generate(prompts, greedy())
+
+
+@pytest.mark.parametrize("text", ["\ud800", "é"])
+def test_a_text_that_cannot_be_tokenised(make_llm: MakeLLM, text: str) -> None:
+    with (
+        make_llm(ScriptedTarget(SCRIPT, tokenizer=toy_tokenizer(list("abcdefghijklmnop")))) as llm,
+        pytest.raises(RequestError, match=r"cannot be tokenised .* pass {'prompt_token_ids'"),
+    ):
+        llm.generate(text, greedy())
+
+
+def test_an_id_that_is_no_text_and_an_unknown_output_kind(make_llm: MakeLLM) -> None:
+    with make_llm(ScriptedTarget(SCRIPT)) as llm:
+        with pytest.raises(RequestError, match="request_id=5 is a int; it must be text"):
+            llm.add_request(5, [0], greedy())  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="output_kind='all' must be one of cumulative, delta, final_only"):
+            llm.add_request("a", [0], greedy(), output_kind="all")  # type: ignore[arg-type]
+
+
+def test_the_switches_of_a_request_stay_as_they_were_checked(make_llm: MakeLLM) -> None:
+    switches: dict[str, Any] = {"num_speculative_tokens": 1}
+    params = greedy(3, extra_args={"specplug": switches})
+    seen: list[Request] = []
+
+    class Watching(Following):
+        @hookimpl
+        def specplug_start_request(self, request: Request) -> None:
+            seen.append(request)
+
+    with make_llm(ScriptedTarget(SCRIPT), Watching()) as llm:
+        llm.add_request("a", [0], params)
+        switches["num_speculative_tokens"] = -1
+        drain(llm)
+        assert dict(seen[0].speculation) == {"num_speculative_tokens": 1}
+        with pytest.raises(TypeError):
+            seen[0].speculation["enabled"] = False  # type: ignore[index]
+        with pytest.raises(RequestError, match=r"\['num_speculative_tokens'\]=-1 is not valid"):
+            llm.add_request("b", [0], params)
+
+
 def test_close_finishes_running_requests_and_only_once(make_llm: MakeLLM) -> None:
     proposer = Following()
     llm = make_llm(ScriptedTarget(SCRIPT), proposer)
@@ -152,7 +220,21 @@ def test_close_finishes_running_requests_and_only_once(make_llm: MakeLLM) -> Non
         ("text", greedy(), "the target has no tokenizer"),
         ([0], greedy(stop="x"), "needs a tokenizer"),
         ([0], "greedy", "sampling_params is a str"),
-        ({"prompt_token_ids": "12"}, greedy(), "must be a list of token ids"),
+        ({"prompt_token_ids": "12"}, greedy(), "prompt_token_ids='12' is a str, not a list of token ids"),
+        (None, greedy(), r"prompt=None is a NoneType, not a list of token ids; write a text, a list of token ids"),
+        (5, greedy(), "prompt=5 is a int"),
+        (b"ab", greedy(), "prompt=b'ab' is a bytes"),
+        ([True, False], greedy(), r"prompt_token_ids\[0\]=True is not a token id"),
+        (torch.tensor([True]), greedy(), r"prompt_token_ids\[0\]=True is not a token id"),
+        (torch.tensor([1.0]), greedy(), r"prompt_token_ids\[0\]=1.0 is not a token id"),
+        (torch.tensor([[1]]), greedy(), r"prompt_token_ids\[0\]=\[1\] is not a token id"),
+        ({"text": "ab"}, greedy(), "the prompt has the key 'text'; write a text, .* each with a cache_salt"),
+        ({"prompt": None}, greedy(), r"the prompt {'prompt': None} has neither text nor ids"),
+        ({"prompt": 5}, greedy(), "prompt=5 is a int; it must be text"),
+        ({"prompt_token_ids": [1], "prompt": 5}, greedy(), "prompt=5 is a int; it must be text"),
+        ({"prompt_token_ids": [1], "cache_salt": 5}, greedy(), "cache_salt=5 is a int; it must be text"),
+        ({"prompt_token_ids": [1], "multi_modal_data": {}}, greedy(), "has the key 'multi_modal_data'"),
+        ([0], {"temperature": 0}, r"is a mapping; write SamplingParams\(temperature=0\)"),
     ],
 )
 def test_a_request_that_cannot_be_served_harms_no_other(

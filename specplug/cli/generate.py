@@ -94,7 +94,10 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return prompt
     if prompt is None and sys.stdin.isatty():
         raise ConfigError("no prompt: write it as an argument, with --prompt-file FILE, or pipe it in")
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as fault:
+        raise RequestError(f"the prompt on stdin is not {fault.encoding} text: {fault}") from fault
 
 
 @contextmanager

@@ -128,7 +128,9 @@ def _read_bias(text: str) -> tuple[int, float]:
 def _read_json(flag: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except RecursionError as error:
+        raise RequestError(f"{flag} is nested too deeply") from error
+    except ValueError as error:
         raise RequestError(f"{flag} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RequestError(f"{flag} {text} must be a JSON object")

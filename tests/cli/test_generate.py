@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from specplug.cli import app, options
+from specplug.config import engine
 from specplug.demo.models import PackagedModel
+from specplug.host import llm
 
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":1,"prompt_lookup_max":3}'
 PROMPT = "abcabcabcabc"
@@ -40,6 +42,25 @@ def test_the_prompt_comes_from_argument_file_or_stdin(model: list[str], tmp_path
     assert generate("--prompt-file", str(file), *model).stdout == from_argument
     assert generate(*model, input=PROMPT).stdout == from_argument
     assert generate("-", *model, input=PROMPT).stdout == from_argument
+
+
+def test_a_prompt_on_stdin_that_is_no_text(model: list[str]) -> None:
+    assert "the prompt on stdin is not utf-8 text" in generate(*model, input=b"ab\xff", code=2).stderr
+
+
+def test_a_prompt_that_the_tokenizer_cannot_write(model: list[str]) -> None:
+    assert "cannot be tokenised" in generate("\udcff", *model, code=2).stderr
+
+
+def test_the_files_max_num_seqs_stands(model: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    resolve = engine.resolve_engine_args
+    monkeypatch.setattr(llm, "resolve_engine_args", lambda *given: seen.append(given[1]) or resolve(*given))
+    generate(PROMPT, *model)
+    file = tmp_path / "a.yaml"
+    file.write_text("max_num_seqs: 3\n")
+    generate(PROMPT, *model, "--config", str(file))
+    assert [each["max_num_seqs"] for each in seen] == [1, 3]
 
 
 def test_speculation_changes_nothing_but_the_counts(model: list[str]) -> None:

@@ -91,6 +91,7 @@ def test_samples_are_printed_one_after_another(model: list[str]) -> None:
     [
         (["--logit-bias", "x"], "--logit-bias x must be ID:VALUE"),
         (["--structured-outputs", "{"], "--structured-outputs is not JSON"),
+        (["--structured-outputs", '{"a":' * 100_000], "--structured-outputs is nested too deeply"),
         (["--structured-outputs", "[]"], "--structured-outputs [] must be a JSON object"),
         (["--structured-outputs", '{"regexp": "a"}'], "structured_outputs has no 'regexp'"),
         (["--logits-processors", "nowhere:f"], "must be an importable MODULE:NAME"),

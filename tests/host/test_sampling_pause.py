@@ -150,8 +150,12 @@ def test_B127_a_result_that_comes_after_the_pause_is_dropped(
         llm.add_request("paused", [0], greedy(), output_kind="delta")
         llm.add_request("other", [9], greedy(), output_kind="final_only")
         outputs: list[RequestOutput] = []
+        last: list[RequestOutput] = []
         while not boundary.is_over:
-            outputs += llm.step()
+            last = llm.step()
+            outputs += last
+        is_told = any(output.request_id == "paused" for output in last)
+        assert is_told == (phase in ("advance", "metrics"))  # before, the step's result is dropped
         proposer.batches.clear()
         for _ in range(3):
             outputs += llm.step()

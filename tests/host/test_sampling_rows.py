@@ -137,8 +137,9 @@ def test_min_tokens_holds_back_stop_ids_and_stop_strings(decode: Decode) -> None
     texts = ["<p>", "ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "</s>"]
     target = ScriptedTarget(script, tokenizer=toy_tokenizer(texts), vocab_size=10)
     oracle = OracleProposer({(0,): script}, vocab_size=10)
-    [output] = decode(target, [[0]], greedy(6, stop="de", min_tokens=4), oracle)
-    assert output.outputs[0].text == "abcdefabc"
+    for min_tokens, text in ((2, "abc"), (3, "abcdefabc"), (4, "abcdefabc")):  # "de" is complete with the third token
+        [output] = decode(target, [[0]], greedy(6, stop="de", min_tokens=min_tokens), oracle)
+        assert output.outputs[0].text == text
     [held] = decode(target, [[0]], greedy(6, stop_token_ids=[2], min_tokens=4), oracle)
     assert held.outputs[0].token_ids[1] != 2  # ruled out until four tokens are there
     assert held.outputs[0].stop_reason == 2

@@ -13,6 +13,7 @@ from specplug.errors import RequestError
 __all__ = ["LogitsProcessor", "SamplingParams", "StructuredOutputsParams"]
 
 MAX_SEED = 2**64 - 1
+MAX_SAMPLES = 16384  # vLLM's bound
 _GREEDY_TEMPERATURE = 1e-5  # vLLM's threshold: below it the division would overflow, so the row is greedy
 
 LogitsProcessor: TypeAlias = Callable[..., Any]
@@ -242,8 +243,8 @@ def _faults(params: SamplingParams) -> Iterator[str]:
         yield f"repetition_penalty={_shown(params.repetition_penalty)} must be a number from {bounds} (1: none)"
     if params.seed is not None and not (_is_int(params.seed) and 0 <= params.seed <= MAX_SEED):
         yield f"seed={params.seed!r} must be a whole number from 0 to 2**64 - 1, or None"
-    if not (_is_int(params.n) and params.n >= 1):
-        yield f"n={params.n!r} must be a whole number of at least 1"
+    if not (_is_int(params.n) and 1 <= params.n <= MAX_SAMPLES):
+        yield f"n={params.n!r} must be a whole number from 1 to {MAX_SAMPLES}"
     elif params.n > 1 and _is_number(params.temperature) and params.is_greedy:
         yield f"n={params.n} must be 1 with temperature={params.temperature!r}: greedy samples are all the same"
 

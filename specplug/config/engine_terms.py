@@ -46,7 +46,7 @@ _ONE_DEVICE = """
     dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size all2all_backend
     expert_placement_strategy numa_bind numa_bind_nodes numa_bind_cpus"""
 _PER_REQUEST = """
-    max_logprobs logprobs_mode structured_outputs_config guided_decoding_backend guided_decoding_disable_fallback
+    max_logprobs structured_outputs_config guided_decoding_backend guided_decoding_disable_fallback
     guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties reasoning_parser
     reasoning_config"""
 _PARALLEL = """
@@ -108,7 +108,10 @@ ENGINE_TERMS: dict[str, Key] = {
     **_refused("lora", "LoRA adapters are not supported by specplug's host", _LORA),
     **_refused("workers", "specplug's host has no worker processes", _WORKERS),
     **_refused("workers", "specplug's host has no worker processes", "worker_cls", ["auto"]),
-    **_refused("requests", "custom logits processors are not supported by specplug's host", "logits_processors"),
+    **_refused("requests", "each request brings its own: SamplingParams(logits_processors=...)", "logits_processors"),
+    **_refused(
+        "requests", "each request has its own: SamplingParams(logprobs_mode=...)", "logprobs_mode", ["raw_logprobs"]
+    ),
     **_refused("requests", "specplug's host does not offer it", _OUTPUTS),
 }
 

@@ -76,13 +76,20 @@ def explain(
         method=resolved.method,
         served_by=served_by,
         num_speculative_tokens=resolved.num_speculative_tokens,
-        verify_method=resolved.verify_method,
+        verify_method=_rule(resolved, methods, served_by),
         settings=tuple(_settings(resolved, served_by)),
         engine=tuple(_engine(engine)),
         plugins=tuple(_plugin(each, resolved, methods[each.name], distributions or {}) for each in resolved.plugins),
         draft_length_by_batch_size=_schedule(resolved, engine),
         notes=(*notes, *resolved.notes),
     )
+
+
+def _rule(resolved: ResolvedConfig, methods: Mapping[str, MethodSpec], served_by: str | None) -> str:
+    """The rule that random rows will run by, also where it is left to the drafts' laws."""
+    if resolved.verify_method != "auto" or served_by is None:
+        return resolved.verify_method
+    return "standard" if methods[served_by].capabilities.laws & {"dense", "indirect"} else "match"
 
 
 def _roles(resolved: ResolvedConfig) -> Iterable[tuple[str, str]]:
@@ -97,6 +104,8 @@ def _settings(resolved: ResolvedConfig, served_by: str | None) -> Iterable[Setti
         rule, origin, value = key_of(field), resolved.origins[key], getattr(resolved.speculative, key)
         is_read = rule.term == "acts" and value is not None
         is_read &= rule.used_by is None or bool(rule.used_by & {resolved.method, served_by})
+        if key == "rejection_sample_method" and resolved.verify_method == "auto":
+            value, origin = "auto", "default"
         if origin != "default" or is_read:
             yield SettingRow(key, value, origin, rule.term, field.description or "")
 

@@ -88,7 +88,8 @@ class SpeculativeConfig(BaseModel):
 
     rejection_sample_method: Annotated[str, Key("verification")] = Field(
         default="standard",
-        description="standard, block, synthetic, match, coupled, or a verifier plugin; absent: by the drafts' laws.",
+        description="standard, block, synthetic, match, coupled, or a verifier plugin; absent: match, or standard "
+        "where drafts carry sampled laws.",
     )
     synthetic_acceptance_rates: Annotated[tuple[float, ...] | None, Key("verification")] = Field(
         default=None,

@@ -89,7 +89,11 @@ class DemoReport:
         """Tables and lines, in the order to print them."""
         for kind in dict.fromkeys(cell.kind for cell in self.cells):
             yield self._table(kind)
-        runs = "one run each" if self.num_rounds == 1 else f"medians of up to {self.num_rounds} runs in turn"
+        runs = (
+            "one run each: the speed-ups are a smoke test, not a measurement"
+            if self.num_rounds == 1
+            else f"medians of up to {self.num_rounds} runs in turn"
+        )
         yield (
             f"bfloat16, greedy, decoding only (prompts excluded), {runs}; K={self.num_speculative_tokens}; acceptance "
             f"length incl. bonus token; decoding took {self.decoding_s:.0f} s"

@@ -145,7 +145,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
 
     from specplug import LLM
     from specplug.config import resolve_engine_args
-    from specplug.host.loading import load_target
+    from specplug.models.loading import load_target
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     for batch in (1, 8):

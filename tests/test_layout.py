@@ -23,12 +23,15 @@ IDS = [str(path.relative_to(ROOT)) for path in MODULES]
 BASE = {"errors", "types", "methods", "sampling_params", "draft_space"}
 CONFIG = BASE | {"config"}
 HOOKS = CONFIG | {"hooks"}
-HOST = HOOKS | {"proposers", "tli", "verify", "metrics", "host"}
+MODELS = CONFIG | {"models"}
+DRAFTING = HOOKS | {"models", "proposers"}
+HOST = DRAFTING | {"tli", "verify", "metrics", "host"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
     "config": CONFIG,
     "hooks": HOOKS,
-    "proposers": HOOKS | {"proposers"},
+    "models": MODELS,
+    "proposers": DRAFTING,
     "tli": HOOKS | {"tli"},
     "verify": HOOKS | {"verify"},
     "metrics": BASE | {"hooks", "metrics"},

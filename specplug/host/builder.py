@@ -11,8 +11,8 @@ from specplug.errors import ConfigError, PluginError, PluginLoadError
 from specplug.hooks import SessionHooks
 from specplug.host.scheduler import Scheduler
 from specplug.host.session import HostSession
-from specplug.host.target import Target
 from specplug.methods import MethodSpec, PluginConfig, PluginContext
+from specplug.models.target import Target
 from specplug.types import Session
 from specplug.verify import BuiltinVerifier
 

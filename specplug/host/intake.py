@@ -17,7 +17,7 @@ from specplug.host.processing import build_processing
 from specplug.host.reasoning import ReasoningSection, spell_reasoning_end
 from specplug.host.request_state import RequestState
 from specplug.host.samples import sample_ids
-from specplug.host.target import Target
+from specplug.models.target import Target
 from specplug.sampling_params import MAX_SEED, SamplingParams
 from specplug.types import Request, TokenIds
 

@@ -15,10 +15,10 @@ from specplug.hooks import ProcessManager, process_manager
 from specplug.host.builder import ACCEPTANCE, build_session
 from specplug.host.delivery import Delivery, Inbox
 from specplug.host.intake import Intake, Prompt, is_single
-from specplug.host.loading import load_target
 from specplug.host.outputs import OutputKind, RequestOutput
 from specplug.host.request_state import RequestState
 from specplug.host.samples import SampleGroups
+from specplug.models.loading import load_target
 from specplug.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Prompt"]
@@ -28,7 +28,7 @@ class LLM:
     """A target model and the plugins that speed it up.
 
     ``model``: a folder with a Hugging Face causal LM, a loaded ``PreTrainedModel``, or any object that
-    implements ``specplug.host.target.Target``.
+    implements ``specplug.models.target.Target``.
     ``speculative_config``: vLLM's JSON object, as mapping or text; None decodes plainly.
     ``plugins``: further plugins, ``{"name": ..., **options}`` or ``"NAME"`` each.
     ``allow_lossy``: permit verifiers that change the target's distribution.

@@ -23,8 +23,8 @@ from specplug.host.features import (
 from specplug.host.outputs import RequestOutput
 from specplug.host.request_state import RequestState
 from specplug.host.scheduler import Scheduler
-from specplug.host.target import Target, TargetOutput
 from specplug.host.work import StepPlan, Work, batch_of, plan_step
+from specplug.models.target import Target, TargetOutput
 from specplug.types import Batch, Draft, RequestStep, SessionSummary, StepOutcome, TokenIds, cumulative
 
 __all__ = ["HostSession"]

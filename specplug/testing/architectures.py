@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from specplug.host.target import Target
+    from specplug.models.target import Target
 
 __all__ = ["REFUSED_ARCHITECTURES", "SUPPORTED_ARCHITECTURES", "plain_logits", "ragged_logits", "tiny_model"]
 

@@ -11,8 +11,8 @@ from specplug.draft_space import IdentityDraftSpace
 from specplug.errors import PluginError
 from specplug.hooks import process_manager
 from specplug.hooks.contract import find_implementations, new_plugin_manager, register_checked
-from specplug.host.target import TargetOutput
 from specplug.methods import PluginConfig, PluginContext
+from specplug.models.target import TargetOutput
 from specplug.sampling_params import SamplingParams
 from specplug.testing.rig import CheckFailed, MakeProposer, Rig
 from specplug.types import (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from specplug.errors import PluginFaultError
 from specplug.hooks import ProcessManager, hookimpl
-from specplug.host.target import Target
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
+from specplug.models.target import Target
 from specplug.sampling_params import SamplingParams
 from specplug.testing.driver import HookDriver, follow
 from specplug.testing.proposers import MethodPlugin, as_method

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from specplug.hooks import process_manager
-from specplug.host.target import Target
 from specplug.methods import Capabilities, PluginConfig, PluginContext
+from specplug.models.target import Target
 from specplug.testing.toys import MarkovTarget
 
 __all__ = ["CheckFailed", "InstalledMethod", "MakeProposer", "Rig"]
@@ -39,7 +39,7 @@ DEFAULT_PROMPTS: tuple[tuple[int, ...], ...] = (
 class Rig:
     """Where the checks run a proposer. The default suits every method that works on token ids alone.
 
-    ``make_target``: a fresh target (``specplug.host.target.Target``) per run. ``prompts``: distinct, at least three,
+    ``make_target``: a fresh target (``specplug.models.target.Target``) per run. ``prompts``: distinct, at least three,
     with ids of that target; some of them should make the proposer propose. ``num_tokens``: decoding steps
     of the checks that call hooks, output tokens of those that run the host.
     ``shares_state``: drafts may depend on other requests, past or present, by design (a suffix cache's do); the checks

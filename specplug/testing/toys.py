@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specplug.errors import ModelError
-from specplug.host.target import TargetOutput
+from specplug.models.target import TargetOutput
 from specplug.testing.tables import Table, check_probs, lookup
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SCRIPTED_LOGIT = 10.0
 
 
 class ToyTarget(ABC):
-    """Base of the toys: rows of token ids, logits from ``logits_after``; implements ``specplug.host.target.Target``.
+    """Base of the toys: rows of token ids, logits from ``logits_after``; implements ``specplug.models.target.Target``.
 
     Hidden states are made to be checked: ``tap`` gives every layer three features, namely the token id that was read,
     its position, and the layer's number.

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specplug.demo.models import GEMMA3, SMOLLM2, gemma3_path, smollm2_path
-from specplug.host.probe import check_model, probe_model
-from specplug.host.runner import TargetRunner
+from specplug.models.probe import check_model, probe_model
+from specplug.models.runner import TargetRunner
 
 pytestmark = pytest.mark.slow
 

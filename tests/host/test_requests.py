@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specplug import LLM, Draft, PluginFaultError, Request, RequestError, RequestOutput, SamplingParams, hookimpl
-from specplug.host.target import TargetOutput
+from specplug.models.target import TargetOutput
 from specplug.testing.models import toy_tokenizer
 from specplug.testing.proposers import FixedProposer, OracleProposer, RandomProposer
 from specplug.testing.toys import MarkovTarget, ScriptedTarget

@@ -10,8 +10,8 @@ import pytest
 
 from specplug import LLM, Draft, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams, hookimpl
 from specplug.hooks import ProcessManager
-from specplug.host.target import TargetOutput
 from specplug.methods import MethodSpec, PluginConfig, PluginContext
+from specplug.models.target import TargetOutput
 from specplug.testing.models import tiny_llama, toy_tokenizer
 from specplug.testing.proposers import MethodPlugin, OracleProposer, RandomProposer
 from specplug.testing.toys import MarkovTarget, ScriptedTarget, TableTarget

@@ -132,7 +132,7 @@ def test_hidden_states_reach_proposers_without_gaps() -> None:
 @pytest.mark.parametrize("sliding_window", [None, 8])
 def test_greedy_equality_on_a_transformers_model(sliding_window: int | None) -> None:
     from specplug.config import resolve_engine_args
-    from specplug.host.loading import load_target
+    from specplug.models.loading import load_target
 
     def make_target() -> object:
         engine_args, _ = resolve_engine_args(tiny_llama(sliding_window=sliding_window), {})

@@ -9,7 +9,7 @@ import torch
 
 from specplug import LLM, SamplingParams
 from specplug.errors import ModelError
-from specplug.host.target import Target
+from specplug.models.target import Target
 from specplug.testing import MarkovTarget, ScriptedTarget, TableTarget, tiny_llama, toy_tokenizer
 from specplug.testing.driver import make_token_ids
 from specplug.types import Request

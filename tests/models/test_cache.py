@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from specplug.host.cache import RaggedCache
+from specplug.models.cache import RaggedCache
 
 HEADS, DIM = 2, 4
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specplug.errors import ModelError
-from specplug.host.step_plan import Segment, StepPlan
+from specplug.models.step_plan import Segment, StepPlan
 
 __all__ = ["ATTENTION_NAME", "borrow_attention", "dummy_mask", "packed_attention", "return_attention"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specplug.errors import ModelError
-from specplug.host.runner import TargetRunner, layer_windows
+from specplug.models.runner import TargetRunner, layer_windows
 from specplug.testing.architectures import SUPPORTED_ARCHITECTURES, VOCAB_SIZE, plain_logits, ragged_logits, tiny_model
 
 MakeRunner = Callable[..., TargetRunner]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specplug import LLM, SamplingParams
-from specplug.host.packing import PackedLinear, can_pack, pack_linears
+from specplug.models.packing import PackedLinear, can_pack, pack_linears
 from specplug.testing.models import tiny_llama
 
 needs_packing = pytest.mark.skipif(

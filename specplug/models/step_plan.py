@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from specplug.host.cache import RaggedLayer
+    from specplug.models.cache import RaggedLayer
 
     Ints = NDArray[np.int64]
 

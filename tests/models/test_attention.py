@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from specplug.errors import ModelError
-from specplug.host.attention import dummy_mask, packed_attention
-from specplug.host.cache import RaggedCache
-from specplug.host.step_plan import LayerKind, plan_step, split_rows
+from specplug.models.attention import dummy_mask, packed_attention
+from specplug.models.cache import RaggedCache
+from specplug.models.step_plan import LayerKind, plan_step, split_rows
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, DIM = 4, 2, 8

@@ -24,7 +24,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from specplug.errors import ModelError
-from specplug.host.step_plan import LayerKind, StepPlan, plan_step
+from specplug.models.step_plan import LayerKind, StepPlan, plan_step
 
 __all__ = ["RaggedCache", "RaggedLayer"]
 

@@ -1,6 +1,6 @@
 """What the loop needs of a target: one ragged forward, and a state that rolls back by length.
 
-``specplug.host.runner.TargetRunner`` implements it for Hugging Face models, ``specplug.testing`` for toys.
+``specplug.models.runner.TargetRunner`` implements it for Hugging Face models, ``specplug.testing`` for toys.
 """
 
 from __future__ import annotations

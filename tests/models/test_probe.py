@@ -10,7 +10,7 @@ import torch
 from transformers import Phi3Config
 
 from specplug.errors import ModelError
-from specplug.host.probe import check_config, check_model, longest_exact_length, probe_model
+from specplug.models.probe import check_config, check_model, longest_exact_length, probe_model
 from specplug.testing.architectures import REFUSED_ARCHITECTURES, SUPPORTED_ARCHITECTURES, tiny_model
 
 REASONS = {

@@ -10,11 +10,11 @@ import torch
 from transformers import DynamicCache
 
 from specplug.errors import ModelError
-from specplug.host.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
-from specplug.host.cache import RaggedCache
-from specplug.host.step_plan import StepPlan
-from specplug.host.taps import HiddenStateTaps
-from specplug.host.target import TargetOutput
+from specplug.models.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
+from specplug.models.cache import RaggedCache
+from specplug.models.step_plan import StepPlan
+from specplug.models.taps import HiddenStateTaps
+from specplug.models.target import TargetOutput
 from specplug.types import Request
 
 __all__ = ["TargetRunner", "cache_argument", "cannot_drive", "layer_windows"]
@@ -51,7 +51,7 @@ def cannot_drive(config: Any, reason: str) -> ModelError:
 
 
 class TargetRunner:
-    """Implements :class:`specplug.host.target.Target` for a loaded causal LM.
+    """Implements :class:`specplug.models.target.Target` for a loaded causal LM.
 
     The model is borrowed: it is switched to our attention function and to eval mode, and given back as it was by
     :meth:`close`. A plain ``model.generate`` on the same object works meanwhile.
@@ -68,7 +68,7 @@ class TargetRunner:
     ) -> None:
         """``max_query_tokens``: most tokens of one row in one forward (what prompts are cut to); sizes the rings.
 
-        Nothing is probed here: :func:`specplug.host.loading.load_target` does that.
+        Nothing is probed here: :func:`specplug.models.loading.load_target` does that.
         """
         text_config = model.config.get_text_config(decoder=True)
         self.model = model

@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from specplug.errors import ConfigError, ModelError
-from specplug.host.packing import can_pack, pack_linears
-from specplug.host.probe import check_config, check_model, longest_exact_length, probe_model
-from specplug.host.runner import TargetRunner, layer_windows
-from specplug.host.target import Target
+from specplug.models.packing import can_pack, pack_linears
+from specplug.models.probe import check_config, check_model, longest_exact_length, probe_model
+from specplug.models.runner import TargetRunner, layer_windows
+from specplug.models.target import Target
 
 __all__ = ["DEFAULT_MAX_MODEL_LEN", "EngineLike", "check_folder", "load_target"]
 
@@ -83,7 +83,7 @@ def load_target(engine: EngineLike) -> Target:
     if not isinstance(engine.model, str | os.PathLike):
         raise ModelError(
             f"model={type(engine.model).__name__} cannot be a target; give a folder, a loaded PreTrainedModel, or an "
-            "object that implements specplug.host.target.Target"
+            "object that implements specplug.models.target.Target"
         )
     return _load(engine)
 

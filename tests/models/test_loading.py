@@ -14,9 +14,9 @@ import torch
 
 from specplug.config import resolve_engine_args
 from specplug.errors import ConfigError, ModelError
-from specplug.host import loading
-from specplug.host.loading import check_folder, load_target
-from specplug.host.runner import TargetRunner
+from specplug.models import loading
+from specplug.models.loading import check_folder, load_target
+from specplug.models.runner import TargetRunner
 from specplug.testing import ScriptedTarget, tiny_llama, toy_tokenizer
 from specplug.testing.architectures import tiny_model
 

@@ -19,7 +19,8 @@ class InstanceBuilder:
     """Builds every configured instance with its factory.
 
     ``target``: what the factories get as ``context.target``. ``laws`` and ``hidden_state_layers`` are those of the
-    instances built so far. ``context.draft_space`` answers once ``hooks`` is set.
+    instances built so far; an instance's attribute of that name goes before its method's capability.
+    ``context.draft_space`` answers once ``hooks`` is set.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class InstanceBuilder:
                 f"plugin {config.name!r} could not be built: {type(error).__name__}: {error}"
             ) from error
         if spec.kind == "proposer":
-            self.laws |= spec.capabilities.laws
+            self.laws |= getattr(instance, "laws", spec.capabilities.laws)
         self.hidden_state_layers.update(getattr(instance, "hidden_state_layers", spec.capabilities.hidden_state_layers))
         return instance
 
@@ -73,4 +74,4 @@ class InstanceBuilder:
         if self.hooks is None:
             raise PluginError("ask for a draft space from specplug_start_session on, not in the factory")
         space = self.hooks.draft_space(self._target, draft)
-        return IdentityDraftSpace(self._target.vocab_size) if space is None else space
+        return IdentityDraftSpace.between(self._target, draft) if space is None else space

@@ -279,7 +279,7 @@ class HookDriver:
 
     def _draft_space(self, draft: Any) -> Any:
         space = self.call("draft_space", target=self.target, draft=draft)
-        return IdentityDraftSpace(self.target.vocab_size) if space is None else space
+        return IdentityDraftSpace.between(self.target, draft) if space is None else space
 
 
 def make_token_ids(token_ids: Sequence[int]) -> TokenIds:

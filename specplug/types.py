@@ -9,7 +9,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
+
+from specplug.trees import ROOT, Tree, chain_parents, tree_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -237,6 +240,10 @@ class Draft:
     ``laws`` and ``sources``: spans that cover every slot once, in order (``sources`` may be empty: the host
     then names the proposer). ``confidence``: ``[num_draft_tokens]`` or None; entry i may depend on the laws
     up to i and on earlier draft tokens, never on token i itself.
+    ``parents``: ``[num_draft_tokens]`` Python ints, or None for chains. A row's tokens then form a tree: the entry
+    is the index, among the row's own tokens, of the token before this one, -1 for those that follow the newest
+    committed token. Parents come before their children, and likelier siblings should come first. Trees are verified
+    by sample-and-match, whatever their laws.
     """
 
     draft_token_ids: torch.Tensor
@@ -244,6 +251,7 @@ class Draft:
     laws: tuple[LawSpan, ...]
     sources: tuple[SourceSpan, ...] = ()
     confidence: torch.Tensor | None = None
+    parents: tuple[int, ...] | None = None
 
     @classmethod
     def from_lists(cls, draft_token_ids: Sequence[Sequence[int]], *, source: str | None = None) -> Draft:
@@ -263,6 +271,22 @@ class Draft:
         )
 
     @classmethod
+    def from_trees(
+        cls, draft_token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], *, source: str | None = None
+    ) -> Draft:
+        """A draft of deterministic token trees: per row its tokens and, of the same length, their parents.
+
+        ``Draft.from_trees([[5, 7, 6]], [[-1, -1, 0]])``: the text goes on with 5 then 6, or with 7. Order nodes so
+        that the first n of a row are the n to keep when fewer are allowed. Raises ``TypeError`` for an id or a parent
+        that is not a whole number and ``ValueError`` where a row's lists differ in length.
+        """
+        for row, (ids, of_row) in enumerate(zip(draft_token_ids, parents, strict=True)):
+            if len(ids) != len(of_row):
+                raise ValueError(f"row {row} has {len(ids)} draft tokens and {len(of_row)} parents")
+        draft = cls.from_lists(draft_token_ids, source=source)
+        return replace(draft, parents=tuple(_whole_numbers([parent for of_row in parents for parent in of_row])))
+
+    @classmethod
     def empty(cls, batch_size: int) -> Draft:
         """No draft token for any of ``batch_size`` rows."""
         return cls.from_lists([[]] * batch_size)
@@ -272,7 +296,7 @@ class Draft:
         return sum(self.num_draft_tokens)
 
     def truncate(self, num_per_row: Sequence[int]) -> Draft:
-        """Keep at most the first ``num_per_row[r]`` tokens of each row; laws and sources follow.
+        """Keep at most the first ``num_per_row[r]`` tokens (of a tree: nodes) of each row; laws and sources follow.
 
         Choosing the lengths by looking at the drawn tokens themselves breaks losslessness for dense and
         indirect laws; lengths from history, confidence or limits are safe.
@@ -295,6 +319,38 @@ class Draft:
         slots = [slot for row in rows for slot in range(starts[row], starts[row + 1])]
         return self._select_slots(slots, tuple(self.num_draft_tokens[row] for row in rows))
 
+    def trees(self) -> list[Tree | None]:
+        """Per row the shape of its tree; None where the row is a chain."""
+        if self.parents is None:
+            return [None] * len(self.num_draft_tokens)
+        starts = cumulative(self.num_draft_tokens)
+        trees = [tree_of(self.parents[start:stop]) for start, stop in pairwise(starts)]
+        return [None if tree.is_chain else tree for tree in trees]
+
+    def to_chains(self, rows: Sequence[int] | None = None) -> Draft:
+        """Each of ``rows`` (default: all) cut to its first path, which follows every node's first child."""
+        kept: list[Sequence[int] | None] = [None] * len(self.num_draft_tokens)
+        for row, tree in enumerate(self.trees()):
+            if tree is not None and (rows is None or row in rows):
+                kept[row] = tree.first_path
+        return self.select_nodes(kept)
+
+    def select_nodes(self, kept: Sequence[Sequence[int] | None]) -> Draft:
+        """Per row only the nodes ``kept[r]``, ascending, each with its parent among them; None keeps the row."""
+        if all(nodes is None for nodes in kept):
+            return self
+        slots: list[int] = []
+        parents: list[int] = []
+        counts: list[int] = []
+        for nodes, (start, stop) in zip(kept, pairwise(cumulative(self.num_draft_tokens)), strict=True):
+            old = chain_parents(stop - start) if self.parents is None else self.parents[start:stop]
+            picked = range(stop - start) if nodes is None else nodes
+            place = {ROOT: ROOT} | {node: number for number, node in enumerate(picked)}
+            slots += [start + node for node in picked]
+            parents += [place[old[node]] for node in picked]
+            counts.append(len(picked))
+        return replace(self._select_slots(slots, tuple(counts)), parents=_unless_chains(parents, counts))
+
     def _select_slots(self, slots: Sequence[int], num_draft_tokens: tuple[int, ...]) -> Draft:
         import torch
 
@@ -306,7 +362,16 @@ class Draft:
             laws=tuple(_select_laws(self.laws, slots)),
             sources=tuple(_select_sources(self.sources, slots)),
             confidence=None if self.confidence is None else self.confidence[index.to(self.confidence.device)],
+            parents=None
+            if self.parents is None
+            else _unless_chains([self.parents[slot] for slot in slots], num_draft_tokens),
         )
+
+
+def _unless_chains(parents: Sequence[int], counts: Sequence[int]) -> tuple[int, ...] | None:
+    """The parents, None when every row is a chain."""
+    as_chains = tuple(chain.from_iterable(map(chain_parents, counts)))
+    return None if as_chains == tuple(parents) else tuple(parents)
 
 
 def _whole_numbers(token_ids: Sequence[Any]) -> list[int]:
@@ -361,9 +426,11 @@ class Verification:
     """What a verifier decided. Every row emits its accepted draft tokens and exactly one more.
 
     ``output_token_ids``: ``[batch, max_draft_len + 1]`` int32: accepted tokens, then the recovered or bonus
-    token, padded with -1. ``num_accepted_tokens``: ``[batch]`` int. ``is_invalid``: ``[batch]`` bool or None:
-    rows whose target logits were unusable (NaN); the host ends those requests with an error.
-    ``accepted_draft_indices``: ``[batch, max_depth]`` or None for chains, where they are 0, 1, 2, ...
+    token, padded with -1 (of trees at least ``[batch, max_depth + 1]``). ``num_accepted_tokens``: ``[batch]`` int.
+    ``is_invalid``: ``[batch]`` bool or None: rows whose target logits were unusable (NaN); the host ends those
+    requests with an error.
+    ``accepted_draft_indices``: ``[batch, max_depth]`` int, the accepted nodes of each row from the root on, padded
+    with -1; None for chains, where they are 0, 1, 2, ...
     """
 
     output_token_ids: torch.Tensor

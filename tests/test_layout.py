@@ -20,11 +20,11 @@ PACKAGE = ROOT / "specplug"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in MODULES]
 
-BASE = {"errors", "types", "methods", "sampling_params", "draft_space"}
+BASE = {"errors", "trees", "types", "methods", "sampling_params", "draft_space"}
 CONFIG = BASE | {"config"}
 HOOKS = CONFIG | {"hooks"}
 MODELS = CONFIG | {"models"}
-DRAFTING = HOOKS | {"models", "proposers"}
+DRAFTING = HOOKS | {"models", "verify", "proposers"}
 HOST = DRAFTING | {"tli", "verify", "metrics", "host"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
@@ -60,6 +60,7 @@ TORCH_FREE = [
     "specplug.sampling_params",
     "specplug.testing",
     "specplug.testing.pytest_plugin",
+    "specplug.trees",
     "specplug.types",
 ]
 SCRIPTS = ["scripts/bench", "scripts/check", "scripts/demo", "scripts/test", ".ci/run"]

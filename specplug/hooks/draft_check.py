@@ -10,11 +10,13 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from operator import gt, index
 from typing import TYPE_CHECKING, Any
 
 from specplug.hooks.faults import FaultLog, Malformed
 from specplug.hooks.step import CurrentCall
+from specplug.trees import misplaced_node, tree_of
 from specplug.types import PLACEHOLDER_ID, Dense, Draft, Indirect, LawSpan, OneHot, SourceSpan, Unknown, cumulative
 
 if TYPE_CHECKING:
@@ -52,11 +54,13 @@ class DraftCheck:
         num_slots = sum(counts)
         ids = self._ids(answer, num_slots)
         if num_slots == 0:
-            return answer if ids is answer.draft_token_ids and not answer.laws else Draft.empty(len(counts))
+            is_plain = ids is answer.draft_token_ids and not answer.laws and answer.parents is None
+            return answer if is_plain else Draft.empty(len(counts))
         self._check_spans("laws", answer.laws, num_slots)
         for span in answer.laws:
             ids = self._lawful_ids(ids, span, counts)
         ids = self._in_range(ids, counts)
+        parents = answer.parents if answer.parents is None else self._parents(answer.parents, counts)
         if answer.confidence is not None and tuple(answer.confidence.shape) != (num_slots,):
             seen = f"confidence has shape {list(answer.confidence.shape)} for {num_slots} tokens"
             raise Malformed("confidence", seen, f"{_DROPPED}; give one value per draft token, or None")
@@ -68,8 +72,13 @@ class DraftCheck:
                 raise Malformed("sources", seen, f"{_DROPPED}; a source is a proposer's name")
         else:
             sources = (SourceSpan(0, num_slots, plugin),)
-        if ids is not answer.draft_token_ids or sources is not answer.sources or counts is not answer.num_draft_tokens:
-            answer = replace(answer, draft_token_ids=ids, num_draft_tokens=counts, sources=sources)
+        if (
+            ids is not answer.draft_token_ids
+            or sources is not answer.sources
+            or counts is not answer.num_draft_tokens
+            or parents is not answer.parents
+        ):
+            answer = replace(answer, draft_token_ids=ids, num_draft_tokens=counts, sources=sources, parents=parents)
         return self._clipped(answer, plugin)
 
     def _counts(self, draft: Draft) -> tuple[int, ...]:
@@ -122,6 +131,24 @@ class DraftCheck:
         shown = [(span.start, span.stop) for span in spans[:8]]
         seen = f"{what} span the slots {shown}, the draft has {num_slots}"
         raise Malformed(what, seen, f"{_DROPPED}; give spans that cover every slot once, in order")
+
+    def _parents(self, parents: Any, counts: Sequence[int]) -> tuple[int, ...] | None:
+        """The parents; None when every row is a chain."""
+        num_slots = sum(counts)
+        advice = f"{_DROPPED}; parents is a tuple of {num_slots} ints, one for each draft token, or None for chains"
+        if not isinstance(parents, tuple | list):
+            raise Malformed("parents", f"parents is {type(parents).__name__}", advice)
+        if len(parents) != num_slots or {*map(type, parents)} - {int}:
+            raise Malformed("parents", f"parents is {len(parents)} values {tuple(parents)[:8]!r}", advice)
+        is_tree = False
+        for start, stop in pairwise(cumulative(counts)):
+            row_parents = tuple(parents[start:stop])
+            node = misplaced_node(row_parents)
+            if node is not None:
+                seen = f"node {node} of {self._request_of(start, counts)} has the parent {row_parents[node]}"
+                raise Malformed("parents", seen, f"{_DROPPED}; a parent is an earlier node of its row, or -1")
+            is_tree = is_tree or not tree_of(row_parents).is_chain
+        return tuple(parents) if is_tree else None
 
     def _lawful_ids(self, ids: torch.Tensor, span: LawSpan, counts: Sequence[int]) -> torch.Tensor:
         """``ids``, with the placeholder where a law on a device turned out to be no law."""
@@ -200,9 +227,14 @@ class DraftCheck:
         if not any(map(gt, counts, limits)):
             return draft
         row = next(row for row, (count, limit) in enumerate(zip(counts, limits, strict=True)) if count > limit)
-        request_id = self._call.batch.requests[row].request_id
+        request_id, tree = self._call.batch.requests[row].request_id, draft.trees()[row]
         seen = f'proposed {counts[row]} tokens for request "{request_id}", whose limit is {limits[row]}'
         advice = "rows are cut to their limits; propose at most limits[row] tokens"
+        if tree is not None and tree.max_depth > limits[row]:
+            seen = f'proposed a tree of depth {tree.max_depth} for request "{request_id}", whose limit is {limits[row]}'
+            advice = "trees are cut to their first limits[row] nodes; propose at most so many, and no deeper"
+            self._faults.record(plugin, "specplug_propose", "too_deep", seen, advice)
+            return draft.truncate(limits)
         self._faults.record(plugin, "specplug_propose", "too_long", seen, advice)
         return draft.truncate(limits)
 

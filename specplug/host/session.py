@@ -209,8 +209,7 @@ class HostSession:
         self._collect_faults()  # those of the plan hook do not explain a missing draft
         draft = self.hooks.propose(batch, limits) if any(limits) else None
         reason = "fault" if self._collect_faults() and draft is None else "no_proposal"
-        if draft is None:
-            draft = Draft.empty(len(batch))
+        draft = Draft.empty(len(batch)) if draft is None else draft.to_chains()
         for row, count in enumerate(draft.num_draft_tokens):
             if not count and skip_reasons[row] is None:
                 skip_reasons[row] = reason

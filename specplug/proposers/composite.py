@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -14,6 +15,7 @@ from specplug.hooks import specs
 from specplug.hooks.markers import PROJECT, hookimpl
 from specplug.methods import PluginContext
 from specplug.proposers.base import Proposer, rows_to_draft
+from specplug.trees import chain_parents
 from specplug.types import (
     Batch,
     Draft,
@@ -188,4 +190,15 @@ def _stack(drafts: Sequence[Draft]) -> Draft:
         laws=tuple(laws),
         sources=tuple(sources),
         confidence=torch.cat(confidences) if len(confidences) == len(drafts) else None,
+        parents=_stacked_parents(drafts),
     )
+
+
+def _stacked_parents(drafts: Sequence[Draft]) -> tuple[int, ...] | None:
+    if all(draft.parents is None for draft in drafts):
+        return None
+    parents: list[int] = []
+    for draft in drafts:
+        as_chains = chain.from_iterable(map(chain_parents, draft.num_draft_tokens))
+        parents += as_chains if draft.parents is None else draft.parents
+    return tuple(parents)

@@ -134,6 +134,14 @@ BAD = {
     "an infinite law": (draft([1, 2], (1, 1), LawSpan(0, 2, Dense(law_logits(2, slot1=INF)))), "law_nan"),
     "a law without mass": (draft([1, 2], (1, 1), LawSpan(0, 2, Dense(law_logits(2, slot0=-INF)))), "law_nan"),
     "a NaN lse": (draft([1, 2], (1, 1), LawSpan(0, 2, indirect(2, logsumexp=torch.tensor([0.0, NAN])))), "law_nan"),
+    "parents out of order": (draft([1, 2], (2, 0), parents=(1, -1)), "parents"),
+    "parents in a cycle": (draft([1, 2, 3], (1, 2), parents=(-1, 1, 0)), "parents"),
+    "a node that is its own parent": (draft([1, 2], (2, 0), parents=(-1, 1)), "parents"),
+    "a parent in another row": (draft([1, 2], (1, 1), parents=(-1, 0)), "parents"),
+    "a parent below the root": (draft([1, 2], (2, 0), parents=(-1, -2)), "parents"),
+    "too few parents": (draft([1, 2], (2, 0), parents=(-1,)), "parents"),
+    "float parents": (draft([1, 2], (2, 0), parents=(-1.0, 0.0)), "parents"),
+    "parents in a tensor": (draft([1, 2], (2, 0), parents=torch.tensor([-1, 0])), "parents"),
     "confidence missing": (draft([1, 2], (1, 1), confidence=torch.ones(1)), "confidence"),
     "sources that end early": (draft([1, 2], (1, 1), sources=(SourceSpan(0, 1, "x"),)), "sources"),
     "laws that are no spans": (Draft(torch.tensor([1, 2]), (1, 1), (OneHot(),)), "malformed"),  # type: ignore[arg-type]
@@ -188,6 +196,51 @@ def test_B152_two_lists_for_three_rows(make_hooks: MakeHooks, make_batch: MakeBa
     hooks = make_hooks(Fixed(Draft.from_lists([[1], [2]])))
     assert hooks.propose(make_batch(3), [2, 2, 2]) is None
     assert hooks.take_faults() == {"propose_rows:a": 1}
+
+
+def test_a_good_tree_passes_and_a_chain_given_as_a_tree_is_a_chain(
+    make_hooks: MakeHooks, make_batch: MakeBatch
+) -> None:
+    tree = Draft.from_trees([[1, 2, 3], [4]], [[-1, -1, 0], [-1]])
+    found = make_hooks(Fixed(tree), strict=True).propose(make_batch(2), [3, 1])
+    assert found is not None
+    assert found.parents == (-1, -1, 0, -1)
+    chain = Draft.from_trees([[1, 2, 3], [4]], [[-1, 0, 1], [-1]])
+    found = make_hooks(Fixed(chain), strict=True).propose(make_batch(2), [3, 1])
+    assert found is not None
+    assert found.parents is None
+    nothing = make_hooks(Fixed(Draft.from_trees([[], []], [[], []])), strict=True).propose(make_batch(2), [3, 1])
+    assert nothing is not None
+    assert (nothing.num_slots, nothing.parents) == (0, None)
+
+
+def test_parents_out_of_order_name_plugin_request_and_node(
+    make_hooks: MakeHooks, make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cyclic = Draft.from_trees([[1], [2, 3, 4]], [[-1], [-1, 2, 1]])
+    assert make_hooks(Fixed(cyclic)).propose(make_batch(2), [3, 3]) is None
+    message = caplog.records[0].getMessage()
+    for part in ('plugin "a"', 'node 1 of request "r1" has the parent 2', "an earlier node of its row, or -1"):
+        assert part in message
+
+
+def test_a_tree_with_too_many_nodes_or_too_deep_is_cut_and_counted(
+    make_hooks: MakeHooks, make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = Draft.from_trees([[1, 2, 3, 4, 5], [6]], [[-1, -1, 0, 2, 3], [-1]])
+    hooks = make_hooks(Fixed(tree))
+    found = hooks.propose(make_batch(2), [4, 1])
+    assert found is not None
+    assert (found.draft_token_ids.tolist(), found.parents) == ([1, 2, 3, 4, 6], (-1, -1, 0, 2, -1))
+    assert hooks.take_faults() == {"propose_too_long:a": 1}
+    found = hooks.propose(make_batch(2), [3, 1])
+    assert found is not None
+    assert (found.draft_token_ids.tolist(), found.parents) == ([1, 2, 3, 6], (-1, -1, 0, -1))
+    assert hooks.take_faults() == {"propose_too_deep:a": 1}
+    assert 'a tree of depth 4 for request "r0", whose limit is 3' in caplog.records[-1].getMessage()
+    found = hooks.propose(make_batch(2), [1, 1])
+    assert found is not None
+    assert (found.draft_token_ids.tolist(), found.parents) == ([1, 6], None)
 
 
 def test_a_row_with_limit_0_gets_none(make_hooks: MakeHooks, make_batch: MakeBatch) -> None:

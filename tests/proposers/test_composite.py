@@ -131,6 +131,15 @@ def test_laws_and_confidence_follow_their_rows() -> None:
     assert merge_drafts([listed, Draft.from_lists([[1], []])], [1, 0]).confidence is None
 
 
+def test_parents_follow_their_rows() -> None:
+    trees = Draft.from_trees([[5, 6, 7], []], [[-1, -1, 0], []])
+    listed = Draft.from_lists([[], [1, 2]])
+    merged = merge_drafts([listed, trees], [1, 0])
+    assert (merged.num_draft_tokens, merged.draft_token_ids.tolist()) == ((3, 2), [5, 6, 7, 1, 2])
+    assert merged.parents == (-1, -1, 0, -1, 0)
+    assert merge_drafts([listed, trees], [0, 0]).parents is None
+
+
 def test_every_other_hook_reaches_all_children_in_order(make_batch: Any) -> None:
     children = [Child(None, plan=[3, 1]), Child(None), Child(None, plan=[2, 5])]
     composite = CompositeProposer([("a", children[0]), ("b", children[1]), ("c", children[2])])

@@ -252,6 +252,8 @@ class Draft:
     sources: tuple[SourceSpan, ...] = ()
     confidence: torch.Tensor | None = None
     parents: tuple[int, ...] | None = None
+    skip_reasons: tuple[str | None, ...] = ()
+    """Per row why it got no draft, for the counters; None, and ``()`` for all rows: the proposer had nothing."""
 
     @classmethod
     def from_lists(cls, draft_token_ids: Sequence[Sequence[int]], *, source: str | None = None) -> Draft:
@@ -317,7 +319,10 @@ class Draft:
         for count in self.num_draft_tokens:
             starts.append(starts[-1] + count)
         slots = [slot for row in rows for slot in range(starts[row], starts[row + 1])]
-        return self._select_slots(slots, tuple(self.num_draft_tokens[row] for row in rows))
+        selected = self._select_slots(slots, tuple(self.num_draft_tokens[row] for row in rows))
+        if not self.skip_reasons:
+            return selected
+        return replace(selected, skip_reasons=tuple(self.skip_reasons[row] for row in rows))
 
     def trees(self) -> list[Tree | None]:
         """Per row the shape of its tree; None where the row is a chain."""
@@ -467,7 +472,8 @@ class RequestStep:
     """Why the row got no draft; None when it did. ``prefill``: its prompt ended in this step; ``disabled``: no
     speculation, for the session or the request; ``no_proposer``: the proposer was detached; ``limit``: a plan
     or a length limit said 0; ``fault``: its draft was dropped; ``grammar``: the request's grammar rules out its
-    first token; ``no_proposal``: the proposer had nothing."""
+    first token; ``no_proposal``: the proposer had nothing; or a reason of the proposer's own (``Draft.skip_reasons``),
+    such as ``draft_len``: the text is longer than the draft model's context."""
 
     @property
     def num_verified_emitted_tokens(self) -> int:

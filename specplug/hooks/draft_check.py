@@ -90,6 +90,9 @@ class DraftCheck:
             raise Malformed("rows", f"returned counts for {len(counts)} rows, the batch has {batch_size}", advice)
         if {*map(type, counts)} - {int} or (counts and min(counts) < 0):
             raise Malformed("rows", f"num_draft_tokens is {tuple(counts)[:8]!r}", advice)
+        if draft.skip_reasons and len(draft.skip_reasons) != batch_size:
+            seen = f"skip_reasons has {len(draft.skip_reasons)} entries, the batch has {batch_size} rows"
+            raise Malformed("rows", seen, f"{_DROPPED}; give one per row, or ()")
         return counts if isinstance(counts, tuple) else tuple(counts)
 
     def _ids(self, draft: Draft, num_slots: int) -> torch.Tensor:

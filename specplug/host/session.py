@@ -210,9 +210,10 @@ class HostSession:
         draft = self.hooks.propose(batch, limits) if any(limits) else None
         reason = "fault" if self._collect_faults() and draft is None else "no_proposal"
         draft = Draft.empty(len(batch)) if draft is None else draft.to_chains()
-        for row, count in enumerate(draft.num_draft_tokens):
+        own_reasons = draft.skip_reasons or [None] * len(batch)
+        for row, (count, own_reason) in enumerate(zip(draft.num_draft_tokens, own_reasons, strict=True)):
             if not count and skip_reasons[row] is None:
-                skip_reasons[row] = reason
+                skip_reasons[row] = own_reason or reason
         return draft
 
     def _without_stale_rows(self, work: Work) -> Work:

@@ -191,7 +191,14 @@ def _stack(drafts: Sequence[Draft]) -> Draft:
         sources=tuple(sources),
         confidence=torch.cat(confidences) if len(confidences) == len(drafts) else None,
         parents=_stacked_parents(drafts),
+        skip_reasons=_stacked_reasons(drafts),
     )
+
+
+def _stacked_reasons(drafts: Sequence[Draft]) -> tuple[str | None, ...]:
+    if not any(draft.skip_reasons for draft in drafts):
+        return ()
+    return tuple(reason for draft in drafts for reason in draft.skip_reasons or (None,) * len(draft.num_draft_tokens))
 
 
 def _stacked_parents(drafts: Sequence[Draft]) -> tuple[int, ...] | None:

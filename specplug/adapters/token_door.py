@@ -319,12 +319,18 @@ def _chains(draft: Draft) -> list[list[int]]:
 
 def _sources_by_row(draft: Draft) -> list[tuple[tuple[str, int], ...]]:
     """For every row, proposer and number of tokens of each part of its draft."""
-    counts = draft.num_draft_tokens
-    if len(draft.sources) == 1:
-        source = draft.sources[0].source
-        return [((source, count),) if count else () for count in counts]
-    rows = []
-    for start, count in zip(cumulative(counts), counts, strict=False):
-        parts = [(max(span.start, start), min(span.stop, start + count), span.source) for span in draft.sources]
-        rows.append(tuple((source, stop - first) for first, stop, source in parts if first < stop))
+    rows: list[tuple[tuple[str, int], ...]] = []
+    spans = iter(draft.sources)
+    source, num_left = "", 0
+    for count in draft.num_draft_tokens:
+        parts = []
+        while count:
+            if not num_left:
+                span = next(spans)
+                source, num_left = span.source, span.stop - span.start
+            size = min(count, num_left)
+            count, num_left = count - size, num_left - size
+            if size:
+                parts.append((source, size))
+        rows.append(tuple(parts))
     return rows

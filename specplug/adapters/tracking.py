@@ -142,7 +142,7 @@ class RequestTracker:
         else:  # one verification gives a prefix of the draft and one token more
             accepted = row.token_ids[num_tokens:-1]
             fits = 0 < num_came <= len(request.draft) + 1 and accepted.tolist() == list(request.draft[: num_came - 1])
-        return fits and np.array_equal(request.text, row.token_ids[:num_tokens])
+        return fits and bool((request.text == row.token_ids[:num_tokens]).all())
 
     def _find(self, row: DoorRow) -> TrackedRequest | None:
         for after_a_gap in (False, True):

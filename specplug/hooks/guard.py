@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from specplug.errors import PluginFaultError
+from specplug.errors import ConfigError, ModelError, PluginFaultError
 from specplug.hooks.contract import Implementation
 from specplug.hooks.faults import FaultLog, Malformed
 
@@ -24,6 +24,8 @@ Check: TypeAlias = Callable[[Any, str], Any]
 MAX_OVERRUNS_IN_A_ROW = 3
 _VERIFY = "specplug_verify"
 _FINISH_SESSION = "specplug_finish_session"
+_BEFORE_REQUESTS = frozenset({"specplug_start_session", "specplug_draft_space"})
+"""Here a ``ConfigError`` or ``ModelError`` passes: a session that cannot be must not start."""
 _TIMED = frozenset({"specplug_plan", "specplug_propose", _VERIFY, "specplug_advance", "specplug_accept_metrics"})
 _BROKEN_STATE = "the instance is detached for the rest of the session, because its state is no longer known"
 
@@ -79,7 +81,9 @@ class Guard:
             started = perf_counter() if is_timed else 0.0
             try:
                 answer = function(*args)
-            except Exception as error:  # noqa: BLE001 - any fault of a plugin stays its own
+            except Exception as error:
+                if hook in _BEFORE_REQUESTS and isinstance(error, ConfigError | ModelError):
+                    raise
                 self._raised(hook, error)
                 return None
             if is_timed:

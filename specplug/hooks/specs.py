@@ -43,7 +43,7 @@ def specplug_start_session(session: Session) -> None:
     When: after the target has loaded and every instance of the session was built, before the first request.
     How often: once per session.
     Arguments: ``session``, sizes, lengths, device and dtype of the target, and K.
-    Return: ignored.
+    Return: ignored. A ``ConfigError`` or ``ModelError`` passes and keeps the session from starting.
     """
 
 
@@ -65,7 +65,8 @@ def specplug_draft_space(target: Any, draft: Any) -> DraftSpace | None:
     When: while an instance that holds a draft model is built.
     How often: once per draft model.
     Arguments: ``target`` and ``draft``, each with ``model``, ``tokenizer`` and ``vocab_size``.
-    Return: the ``DraftSpace`` to draft through. The first answer that is not None stops the chain.
+    Return: the ``DraftSpace`` to draft through. The first answer that is not None stops the chain. A
+    ``ConfigError`` or ``ModelError`` passes and keeps the session from starting.
     None: not mine; when nobody answers, the identity is used.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.errors import PluginFaultError
+from specplug.errors import ConfigError, ModelError, PluginFaultError
 from specplug.hooks import SessionHooks, hookimpl
 from specplug.types import Batch, Draft, SessionSummary, StepOutcome, Verification
 
@@ -580,3 +580,21 @@ def test_good_verifications_pass(make_hooks: MakeHooks, make_batch: MakeBatch, a
 
     hooks = make_hooks(Good(), strict=True)
     assert hooks.verify(make_batch(2), Draft.from_lists([[1, 2], [3]]), torch.zeros(5, 64)) is answer
+
+
+@pytest.mark.parametrize("error", [ConfigError("cannot be"), ModelError("cannot be")])
+def test_a_session_that_cannot_be_does_not_start(make_hooks: MakeHooks, error: Exception) -> None:
+    """Raised on purpose before the first request: the user must hear it, not a log file."""
+
+    class Maker:
+        @hookimpl
+        def specplug_draft_space(self) -> Any:
+            raise error
+
+    with pytest.raises(type(error), match="cannot be"):
+        make_hooks(Proposer("start_session", error)).start_session(None)  # type: ignore[arg-type]
+    with pytest.raises(type(error), match="cannot be"):
+        make_hooks(Maker()).draft_space(None, None)
+    hooks = make_hooks(Proposer("start_request", error))  # from here on a fault is the plugin's own
+    hooks.start_request(None)  # type: ignore[arg-type]
+    assert hooks.take_faults() == {"start_request_raised:a": 1}

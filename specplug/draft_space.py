@@ -38,7 +38,11 @@ class DraftSpace(ABC):
 
     @abstractmethod
     def context(self, request_id: str, token_ids: TokenIds) -> DraftContext:
-        """The request's target ids re-expressed in draft ids."""
+        """The request's target ids re-expressed in draft ids.
+
+        ``token_ids`` is the whole sequence, prompt and output so far; between two calls for a request it only grows.
+        The list may be empty where the text so far has nothing in draft ids.
+        """
 
     @abstractmethod
     def forget(self, request_id: str) -> None:
@@ -57,7 +61,7 @@ class DraftSpace(ABC):
 
     @abstractmethod
     def law(self, draft_logits: torch.Tensor) -> Law:
-        """The law over target ids of processed ``draft_logits`` ``[num_slots, draft_vocab]``."""
+        """The law over target ids of processed ``draft_logits`` ``[num_slots, draft_vocab]``, on the target's device."""
 
 
 class IdentityDraftSpace(DraftSpace):

@@ -24,12 +24,13 @@ from transformers import (
 )
 
 from specplug.errors import ConfigError, ModelError
+from specplug.models.fused import fuse_layers
 from specplug.models.packing import can_pack, pack_linears
 from specplug.models.probe import check_config, check_model, longest_exact_length, probe_model
 from specplug.models.runner import TargetRunner, layer_windows
 from specplug.models.target import Target
 
-__all__ = ["DEFAULT_MAX_MODEL_LEN", "EngineLike", "check_folder", "load_target"]
+__all__ = ["DEFAULT_MAX_MODEL_LEN", "EngineLike", "check_folder", "load_target", "load_tokenizer"]
 
 DEFAULT_MAX_MODEL_LEN = 32768
 """Caps the default of ``max_model_len``, so that a forgotten limit cannot fill the memory; ask for more by name."""
@@ -117,16 +118,17 @@ def _target_faults(engine: EngineLike, target: Target) -> Iterator[str]:
 
 
 def _load(engine: EngineLike) -> TargetRunner:
-    folder = _find_folder(engine.model, engine.revision)
+    folder = find_folder(engine.model, engine.revision)
     check_folder(folder)
     config = _load_config(folder)
     check_config(config)
     max_model_len = _max_model_len(engine, config)
     device = _device(engine.device)
-    tokenizer = _load_tokenizer(engine, folder)
+    tokenizer = _tokenizer_of(engine, folder)
     _check_tokenizer(tokenizer, config.get_text_config(decoder=True).vocab_size)
     model = _load_model(folder, config, engine.dtype).to(device)
     if can_pack(device, model.dtype):
+        fuse_layers(model)
         pack_linears(model)
     return _run(engine, model, tokenizer, max_model_len)
 
@@ -143,7 +145,7 @@ def _borrow(engine: EngineLike, model: PreTrainedModel) -> TargetRunner:
                 "move the model yourself with model.to(...)"
             )
     check_config(model.config)
-    tokenizer = _load_tokenizer(engine, None)
+    tokenizer = _tokenizer_of(engine, None)
     _check_tokenizer(tokenizer, _num_embeddings(model))
     return _run(engine, model, tokenizer, _max_model_len(engine, model.config))
 
@@ -171,7 +173,7 @@ def _max_query_tokens(engine: EngineLike, config: Any) -> int:
 # --- folders --------------------------------------------------------------------------------------------------
 
 
-def _find_folder(model: str | os.PathLike[str], revision: str | None) -> Path:
+def find_folder(model: str | os.PathLike[str], revision: str | None) -> Path:
     """The folder itself, or the local snapshot of a hub id."""
     path = Path(model).expanduser()
     if path.exists():
@@ -319,20 +321,20 @@ def _max_model_len(engine: EngineLike, config: Any) -> int:
 # --- tokenizer ------------------------------------------------------------------------------------------------
 
 
-def _load_tokenizer(engine: EngineLike, folder: Path | None) -> Any:
+def _tokenizer_of(engine: EngineLike, folder: Path | None) -> Any:
     """``engine.tokenizer`` (an object, a folder or a cached hub id), else the model folder's; None if skipped."""
     if engine.skip_tokenizer_init:
         return None
     source = engine.tokenizer if engine.tokenizer is not None else folder
     if source is None or not isinstance(source, str | os.PathLike):
         return source
+    return load_tokenizer(source, engine.tokenizer_revision or engine.revision)
+
+
+def load_tokenizer(source: str | os.PathLike[str], revision: str | None = None) -> Any:
+    """The tokenizer of a folder or a cached hub id. Raises ModelError."""
     try:
-        return AutoTokenizer.from_pretrained(
-            source,
-            revision=engine.tokenizer_revision or engine.revision,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        return AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ModelError(
             f'no tokenizer can be loaded from "{source}": {_one_line(error)}; give tokenizer=FOLDER, or '

@@ -35,9 +35,11 @@ def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
     activate, a verifier, ``plugins=``, the default observer. Nothing else is imported."""
     if work.serving is not None:
         spec = _load(work, work.serving, "method", _missing_method(work, work.serving))
-        if spec is not None and spec.kind != "proposer":
+        kind, article = ("proposer", "a") if work.drafts else ("observer", "an")
+        if spec is not None and spec.kind != kind:
             work.fault(
-                "method", f'="{work.serving}" is a plugin of kind {spec.kind}, not a proposer; name it in plugins=.'
+                "method",
+                f'="{work.serving}" is a plugin of kind {spec.kind}, not {article} {kind}; name it in plugins=.',
             )
     for key, name in _KEY_PLUGINS.items():
         if work.get(key) and (name != "tli" or work.has_own_vocabulary):

@@ -27,12 +27,14 @@ CORE = "specplug"
 class KnownMethod:
     """``model``: what ``speculative_config.model`` names: nothing, a draft model with a vocabulary of its own,
     a head on the target's hidden states, or a class. ``model_defaults_to_target``: the head may be part of the
-    target's own checkpoint. ``parallel``: one draft forward gives all tokens, whatever ``parallel_drafting`` says."""
+    target's own checkpoint. ``parallel``: one draft forward gives all tokens, whatever ``parallel_drafting`` says.
+    ``drafts``: False for a method that only watches decoding."""
 
     package: str
     model: ModelNeed = "none"
     model_defaults_to_target: bool = False
     parallel: bool = False
+    drafts: bool = True
 
 
 KNOWN_METHODS: dict[str, KnownMethod] = {
@@ -48,7 +50,7 @@ KNOWN_METHODS: dict[str, KnownMethod] = {
     "medusa": KnownMethod("specplug-medusa", "head"),
     "dflash": KnownMethod("specplug-dflash", "head", parallel=True),
     "dspark": KnownMethod("specplug-dspark", "head", model_defaults_to_target=True, parallel=True),
-    "extract_hidden_states": KnownMethod("specplug-hidden-states"),
+    "extract_hidden_states": KnownMethod("specplug-hidden-states", drafts=False),
 }
 
 MODEL_METHODS = frozenset(name for name, known in KNOWN_METHODS.items() if known.model in ("draft", "head"))

@@ -76,6 +76,11 @@ class Resolution:
         return KNOWN_METHODS.get(self.method or "")
 
     @property
+    def drafts(self) -> bool:
+        """Whether the method proposes tokens, rather than only watch decoding."""
+        return self.known_method is None or self.known_method.drafts
+
+    @property
     def method_spec(self) -> MethodSpec | None:
         """The spec of the serving plugin, once it is active."""
         return self.active.get(self.serving or "")

@@ -30,7 +30,8 @@ __all__ = ["ResolvedConfig", "resolve_speculative_config"]
 class ResolvedConfig:
     """A configuration that can run.
 
-    ``speculative`` holds the resolved keys, None without speculation; ``num_speculative_tokens`` is then 0.
+    ``speculative`` holds the resolved keys, None without speculation; ``num_speculative_tokens`` is then 0, as with a
+    method that drafts nothing.
     ``plugins``: every activated plugin, in the order in which hooks ask them: the method's, those that keys
     activate, a verifier, ``plugins=``, the default observer.
     ``origins``: key -> "given", "default" or "inferred: <from what>"; ``plugins.<name>`` -> what activated it.
@@ -169,7 +170,7 @@ def _finish(work: Resolution, entries: Sequence[PluginEntry], *, is_on: bool) ->
     return ResolvedConfig(
         speculative=speculative,
         method=work.method,
-        num_speculative_tokens=work.num_speculative_tokens or 0,
+        num_speculative_tokens=(work.num_speculative_tokens or 0) if work.drafts else 0,
         plugins=plugins,
         origins=MappingProxyType(origins),
         notes=tuple(work.notes),

@@ -67,7 +67,7 @@ SPECS = [
         spec(name, **MODEL)
         for name in ("pard", "eagle", "eagle3", "mtp", "mlp_speculator", "medusa", "dflash", "dspark")
     ),
-    spec("extract_hidden_states"),
+    spec("extract_hidden_states", "observer"),
     spec("tli", "draft_space"),
     spec("adaptive", "wrapper"),
     spec("dynamic", "policy"),

@@ -249,7 +249,9 @@ def test_suffix_draft_length_is_the_plugins_own_where_no_vllm_key_is_given(resol
 
 
 def test_hidden_states_draft_nothing(fault: Any, resolve: Any) -> None:
-    assert resolve({"method": "extract_hidden_states"}).num_speculative_tokens == 1
+    resolved = resolve({"method": "extract_hidden_states"})
+    assert resolved.speculative.num_speculative_tokens == 1  # vLLM's only value
+    assert resolved.num_speculative_tokens == 0
     assert "write 1" in fault({"method": "extract_hidden_states", "num_speculative_tokens": 2})
 
 

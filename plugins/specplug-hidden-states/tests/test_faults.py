@@ -1,0 +1,214 @@
+"""Aborts, broken-off runs, slow and full disks, settings that cannot be."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from specplug_hidden_states import complete_files
+from specplug_hidden_states.files import GrowingFile
+
+from specplug import LLM, ConfigError, PluginFaultError, SamplingParams
+from specplug.testing import ScriptedTarget, tiny_llama
+
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+PROMPTS = [{"prompt_token_ids": [token, 6, 7]} for token in (5, 8, 9)]
+FILE_BYTES = 1656
+"""Of one of these requests: 8 tokens, one layer of 32 float32, and the header."""
+
+
+def open_llm(folder: Path, *, strict: bool = True, **more: Any) -> LLM:
+    config = {
+        "method": "extract_hidden_states",
+        "extract_hidden_states_path": str(folder),
+        "extract_hidden_states_layers": [1],
+        **more,
+    }
+    return LLM(tiny_llama(), speculative_config=config, strict=strict)
+
+
+def report(llm: LLM) -> Any:
+    return llm._session.hooks.instance("extract_hidden_states").report
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_abort_leaves_no_file(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        for request_id in ("keep", "gone"):
+            llm.add_request(request_id, PROMPTS[0], PARAMS)
+        llm.step()
+        llm.abort("gone")
+        while llm.has_unfinished_requests():
+            llm.step()
+    assert files(tmp_path) == ["hs_keep.safetensors"]
+    assert report(llm).lost == {"gone": "the request ended with 'abort'"}
+
+
+def test_closing_early_leaves_no_half_file(tmp_path: Path) -> None:
+    llm = open_llm(tmp_path)
+    llm.add_request("half", PROMPTS[0], PARAMS)
+    llm.step()
+    llm.close()
+    assert files(tmp_path) == []
+    assert list(report(llm).lost) == ["half"]
+
+
+def test_ids_may_come_again(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        llm.add_request("a", PROMPTS[0], PARAMS)
+        llm.step()
+        llm.abort("a")
+        llm.step()
+        llm.add_request("a", PROMPTS[1], PARAMS)
+        while llm.has_unfinished_requests():
+            llm.step()
+    assert load_file(tmp_path / "hs_a.safetensors")["token_ids"].tolist()[:3] == [8, 6, 7]
+
+
+def test_a_second_run_goes_on(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        llm.generate(PROMPTS[:2], PARAMS)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert (tmp_path / "hs_0.safetensors").stat().st_size == FILE_BYTES
+    (tmp_path / "hs_2.safetensors.part").write_bytes(b"broken off")
+    assert list(complete_files(tmp_path)) == ["0", "1"]
+    with open_llm(tmp_path) as llm:
+        llm.generate(PROMPTS, PARAMS)
+    assert (report(llm).num_present, report(llm).num_written, report(llm).lost) == (2, 1, {})
+    assert files(tmp_path) == ["hs_0.safetensors", "hs_1.safetensors", "hs_2.safetensors"]
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in before} == before
+
+
+def test_files_of_something_else_are_neither_kept_as_ours_nor_overwritten(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        llm.generate(PROMPTS[:1], PARAMS)
+    (tmp_path / "hs_1.safetensors").write_bytes(b"no safetensors at all")
+    before = (tmp_path / "hs_0.safetensors").read_bytes()
+    with open_llm(tmp_path) as llm:
+        llm.generate(PROMPTS[1:], PARAMS)
+    assert "holds another prompt" in report(llm).lost["0"]
+    assert "cannot be read" in report(llm).lost["1"]
+    assert (tmp_path / "hs_0.safetensors").read_bytes() == before
+    with open_llm(tmp_path, extract_hidden_states_layers=[0]) as llm:
+        llm.generate(PROMPTS[:1], PARAMS)
+    assert "with layers [1], not [0]" in report(llm).lost["0"]
+
+
+def plain_text() -> list[list[int]]:
+    with LLM(tiny_llama()) as llm:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, PARAMS)]
+
+
+def test_the_bound_of_the_folder_stops_extraction_and_not_decoding(tmp_path: Path, caplog: Any) -> None:
+    with open_llm(tmp_path, strict=False, extract_hidden_states_max_bytes=FILE_BYTES + 1000) as llm:
+        found = report(llm)
+        texts = []
+        for prompt in PROMPTS:
+            (output,) = llm.generate([prompt], PARAMS)
+            texts.append(list(output.outputs[0].token_ids))
+        faults = dict(llm._session.hooks.faults)
+    assert texts == plain_text()
+    assert files(tmp_path) == ["hs_0.safetensors"]
+    assert "extract_hidden_states_max_bytes" in found.stopped
+    assert sum(faults.values()) == 1
+    assert "no longer written" in caplog.text
+
+
+def test_the_bound_counts_files_of_earlier_runs(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        llm.generate(PROMPTS[:1], PARAMS)
+    with open_llm(tmp_path, strict=False, extract_hidden_states_max_bytes=FILE_BYTES + 1000) as llm:
+        llm.generate(PROMPTS, PARAMS)
+    assert files(tmp_path) == ["hs_0.safetensors"]
+
+
+def test_a_full_disk_is_an_error_when_strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(self: Any, states: Any, token_ids: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GrowingFile, "append", no_space)
+    llm = open_llm(tmp_path)
+    with pytest.raises(PluginFaultError, match="No space left on device"):
+        for _ in range(200):
+            llm.generate(PROMPTS, PARAMS)
+    llm.close()
+    assert files(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_made_costs_that_request_only(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        for request_id in ("x" * 300, "fine"):
+            llm.add_request(request_id, PROMPTS[0], PARAMS)
+        while llm.has_unfinished_requests():
+            llm.step()
+    assert files(tmp_path) == ["hs_fine.safetensors"]
+    assert "cannot be made" in report(llm).lost["x" * 300]
+
+
+class SlowDisk:
+    """Holds every write back until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.released = threading.Event()
+        append = GrowingFile.append
+
+        def slow(file: GrowingFile, states: Any, token_ids: Any) -> None:
+            self.released.wait(30)
+            append(file, states, token_ids)
+
+        monkeypatch.setattr(GrowingFile, "append", slow)
+
+
+def test_a_slow_disk_slows_decoding_down_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SlowDisk(monkeypatch)
+    llm = open_llm(tmp_path, extract_hidden_states_queue_bytes=1)
+    llm.add_request("a", PROMPTS[0], PARAMS)
+    llm.step()
+    stepping = threading.Thread(target=llm.step)
+    stepping.start()
+    stepping.join(0.3)
+    assert stepping.is_alive(), "the second step's states do not fit behind the first's"
+    disk.released.set()
+    stepping.join(30)
+    while llm.has_unfinished_requests():
+        llm.step()
+    llm.close()
+    assert len(load_file(tmp_path / "hs_a.safetensors")["token_ids"]) == 3 + 5
+
+
+def test_a_slow_disk_may_cost_requests_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SlowDisk(monkeypatch)
+    more = {"extract_hidden_states_queue_bytes": 1, "extract_hidden_states_when_full": "drop"}
+    with open_llm(tmp_path, **more) as llm:
+        llm.generate(PROMPTS, PARAMS)
+        disk.released.set()
+    assert files(tmp_path) == []
+    assert report(llm).lost == dict.fromkeys(["0", "1", "2"], "the queue for the disk was full")
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the target has 2 decoder layers, so name layers 0 to 2"):
+        open_llm(tmp_path, extract_hidden_states_layers=[3])
+    with pytest.raises(ConfigError, match="must name layers from 0 on, each once"):
+        open_llm(tmp_path, extract_hidden_states_layers=[1, 1])
+    with pytest.raises(ConfigError, match="Write extract_hidden_states_layers"):
+        open_llm(tmp_path, extract_hidden_states_layers=None)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
+        open_llm(tmp_path / "file")
+    with pytest.raises(ConfigError, match="extract_hidden_states_path"):
+        LLM(ScriptedTarget([1]), speculative_config={"method": "extract_hidden_states"})
+
+
+def test_default_layers_are_those_that_speculators_trains_with(tmp_path: Path) -> None:
+    model = tiny_llama(num_hidden_layers=8)
+    config = {"method": "extract_hidden_states", "extract_hidden_states_path": str(tmp_path)}
+    with LLM(model, speculative_config=config, strict=True) as llm:
+        assert llm._session.hooks.instance("extract_hidden_states").hidden_state_layers == (2, 4, 5, 8)

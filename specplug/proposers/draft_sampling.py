@@ -1,0 +1,185 @@
+"""How model-based proposers choose draft tokens: arg-max for greedy requests, a draw from the processed law for others.
+
+Batched over rows on any device, without a loop over the vocabulary and without waiting for the device. A draw depends
+only on its request's seed, verify step and position (``Purpose.DRAFT`` of ``specplug.verify.noise``), so a request's
+drafts do not depend on its neighbours, and they are independent of the noise that verifies them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from specplug.draft_space import DraftSpace
+from specplug.sampling_params import SamplingParams
+from specplug.types import Law, LawSpan, OneHot, cumulative
+from specplug.verify import noise
+from specplug.verify.noise import TILE, Purpose
+
+__all__ = ["DraftRow", "DraftSampler", "process_logits", "race"]
+
+_NUM_CANDIDATES = 1024
+"""Top-p looks at this many of the likeliest tokens; a law whose nucleus is larger is left whole. Any law is good for
+verification as long as it is the one that was drawn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """What the sampler must know of one request: its slots are those of the draft that follow the row before."""
+
+    params: SamplingParams
+    seed: int
+    step: int
+    """Verify steps the request has been through."""
+    position: int
+    """Index, in the request's text, of its first draft token."""
+    num_slots: int
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.is_greedy or self.params.top_k == 1
+
+
+class DraftSampler:
+    """The draft tokens of one step: ``choose`` any slots in any order, each once, then read the results.
+
+    ``token_ids`` ``[num_slots]`` int64, ``confidence`` ``[num_slots]`` float32 (the largest probability of the law of
+    each slot, whatever was drawn from it), ``laws(space)``.
+    """
+
+    def __init__(self, rows: Sequence[DraftRow], *, is_probabilistic: bool, device: torch.device) -> None:
+        """Without ``is_probabilistic`` every row is drafted by arg-max."""
+        self._starts = cumulative(row.num_slots for row in rows)
+        self._device = device
+        self._is_random = [is_probabilistic and not row.is_greedy for row in rows for _ in range(row.num_slots)]
+        self._num_random = sum(self._is_random)
+        self._rows = rows
+        self.token_ids = torch.empty(self._starts[-1], dtype=torch.int64, device=device)
+        self.confidence = torch.empty(self._starts[-1], dtype=torch.float32, device=device)
+        if self._num_random:
+            self._params = [row.params for row in rows for _ in range(row.num_slots)]
+            self._law_rows = cumulative(map(int, self._is_random))
+            self._law_logits: torch.Tensor | None = None
+            self._noise: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def choose(self, logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+        """One token for each of ``slots``, ``[len(slots)]`` int64; ``logits`` ``[len(slots), vocab]``: raw, masked."""
+        index = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        logits = logits.float()
+        random = [place for place, slot in enumerate(slots) if self._is_random[slot]] if self._num_random else []
+        if len(random) == len(slots):
+            chosen, confidence = self._draw(logits, slots)
+        else:
+            chosen, confidence = logits.argmax(-1), torch.softmax(logits, -1).amax(-1)
+            if random:
+                places = torch.tensor(random, device=self._device)
+                drawn = self._draw(logits[places], [slots[place] for place in random])
+                chosen[places], confidence[places] = drawn
+        self.token_ids[index] = chosen
+        self.confidence[index] = confidence
+        return chosen
+
+    def _draw(self, logits: torch.Tensor, slots: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        vocab_size = logits.shape[1]
+        processed = process_logits(logits, [self._params[slot] for slot in slots])
+        if self._law_logits is None:
+            self._law_logits = logits.new_empty(self._num_random, vocab_size)
+        law_rows = torch.tensor([self._law_rows[slot] for slot in slots], device=self._device)
+        self._law_logits[law_rows] = processed
+        if self._noise is None:
+            self._noise = self._draw_noise(vocab_size)
+        uniforms, tickets = self._noise
+        probs = torch.softmax(processed, -1)
+        return race(probs, uniforms[law_rows], tickets[law_rows]), probs.amax(-1)
+
+    def _draw_noise(self, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Uniforms ``[num_random]`` and race tickets ``[num_random, tiles]``, float64, of all random slots at once."""
+        keys = [
+            (row.seed, row.step, row.position + depth)
+            for row in self._rows
+            if not row.is_greedy
+            for depth in range(row.num_slots)
+        ]
+        seeds, steps, positions = (np.array(column, dtype=np.uint64)[:, None] for column in zip(*keys, strict=True))
+        words = noise.philox(seeds, int(Purpose.DRAFT), steps, positions, noise.draw_blocks(vocab_size))
+        num_tiles = noise.num_tiles(vocab_size)
+        tickets = noise.exponentials(words[:, 1:].reshape(len(keys), -1)[:, :num_tiles])
+        both = torch.from_numpy(np.column_stack((noise.uniforms(words[:, 0]), tickets))).to(self._device)
+        return both[:, 0], both[:, 1:]
+
+    def laws(self, space: DraftSpace) -> tuple[LawSpan, ...]:
+        """Spans over all slots: ``one_hot`` where rows are greedy, ``space.law`` of the drawn-from logits elsewhere."""
+        spans: list[LawSpan] = []
+        start = 0
+        bounds = [row for row in pairwise(self._starts) if row[0] < row[1]]
+        for number, (first, stop) in enumerate(bounds):
+            is_last = number + 1 == len(bounds)
+            if is_last or self._is_random[stop] != self._is_random[first]:
+                spans.append(LawSpan(start, stop, self._law(space, start, stop)))
+                start = stop
+        return tuple(spans)
+
+    def _law(self, space: DraftSpace, start: int, stop: int) -> Law:
+        if not self._is_random[start] or self._law_logits is None:
+            return OneHot()
+        first = self._law_rows[start]
+        return space.law(self._law_logits[first : first + stop - start])
+
+
+def process_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Temperature, min-p, top-k and top-p of each row's request, in the order of ``specplug.verify.filters``.
+
+    ``logits``: ``[n, vocab]`` float32; returns a fresh tensor, -inf where a token is cut. Ties with the last token kept
+    stay.
+    """
+    vocab_size = logits.shape[1]
+
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+
+    scaled = logits / column([each.temperature for each in params])
+    if any(each.min_p > 0.0 for each in params):
+        margins = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in params]
+        scaled.masked_fill_(scaled < scaled.amax(-1, keepdim=True) + column(margins), -torch.inf)
+    counts = [each.top_k if 0 < each.top_k < vocab_size else 0 for each in params]
+    if any(counts):
+        ordered = scaled.topk(max(counts)).values
+        last = torch.tensor([max(count, 1) - 1 for count in counts], device=logits.device)[:, None]
+        is_off = torch.tensor([not count for count in counts], device=logits.device)[:, None]
+        scaled.masked_fill_(scaled < ordered.gather(1, last).masked_fill_(is_off, -torch.inf), -torch.inf)
+    if any(each.top_p < 1.0 for each in params):
+        _cut_to_nucleus(scaled, column([each.top_p for each in params]))
+    return scaled
+
+
+def _cut_to_nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> None:
+    """In place. A row whose candidates do not reach ``top_p`` ``[n, 1]`` is left whole."""
+    probs = torch.softmax(scaled, -1)
+    likeliest = probs.topk(min(_NUM_CANDIDATES, probs.shape[1])).values
+    sums = likeliest.cumsum(-1)
+    num_kept = (sums - likeliest < top_p).sum(-1, keepdim=True).clamp_(min=1)
+    least = likeliest.gather(1, num_kept - 1).masked_fill_(sums[:, -1:] < top_p, 0.0)
+    scaled.masked_fill_(probs < least, -torch.inf)
+
+
+def race(probs: torch.Tensor, uniforms: torch.Tensor, tickets: torch.Tensor) -> torch.Tensor:
+    """``[n]``: a token of each row of ``probs`` ``[n, vocab]``, by the tile race of ``specplug.verify``.
+
+    Tiles of ``TILE`` tokens race by their mass over an exponential (``tickets`` ``[n, tiles]``); inside the winner a
+    uniform decides.
+    """
+    num_rows, vocab_size = probs.shape
+    beyond = -vocab_size % TILE
+    tiles = (pad(probs, (0, beyond)) if beyond else probs).view(num_rows, -1, TILE)
+    winner = (tiles.sum(-1) / tickets).argmax(-1, keepdim=True)
+    inside = tiles.gather(1, winner[:, :, None].expand(-1, -1, TILE))[:, 0]
+    sums = inside.cumsum(-1, dtype=torch.float64)
+    total = sums[:, -1:]
+    place = torch.searchsorted(sums, uniforms[:, None] * total, right=True)
+    return (winner * TILE + torch.minimum(place, torch.searchsorted(sums, total)))[:, 0]

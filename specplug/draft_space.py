@@ -40,8 +40,9 @@ class DraftSpace(ABC):
     def context(self, request_id: str, token_ids: TokenIds) -> DraftContext:
         """The request's target ids re-expressed in draft ids.
 
-        ``token_ids`` is the whole sequence, prompt and output so far; between two calls for a request it only grows.
-        The list may be empty where the text so far has nothing in draft ids.
+        ``token_ids``: prompt and output so far, whole. The answer's ids may be the space's own list, which the next
+        call for the request changes in place (a copy would cost as much as the context is long), and may be empty
+        where the text has nothing in draft ids.
         """
 
     @abstractmethod

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from specplug.adapters.tracking import DoorRow, RequestTracker, TrackedRequest
 from specplug.config import EngineArgs, ResolvedConfig, resolve_speculative_config
 from specplug.errors import ConfigError
@@ -33,6 +35,7 @@ __all__ = ["DoorTarget", "TokenDoor"]
 
 _LOGGER = logging.getLogger(__name__)
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+_WARM_UP = "specplug-warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class TokenDoor:
         self._door = door
         self._tracker = RequestTracker(target.max_num_seqs)
         self._is_off = False
+        self._next_cache_salt: str | None = None
         self._num_steps = 0
         self._num_requests = 0
 
@@ -139,12 +143,46 @@ class TokenDoor:
         """Requests that are kept, absent ones included."""
         return len(self._tracker)
 
-    def step(self, rows: Sequence[DoorRow]) -> list[list[int]]:
-        """Take the texts as they are now, and give one draft per row, ``[]`` for none."""
+    @staticmethod
+    def check(
+        door: str,
+        speculative_config: Mapping[str, Any],
+        target: DoorTarget,
+        *,
+        plugins: Sequence[Mapping[str, Any] | str] = (),
+        manager: ProcessManager | None = None,
+    ) -> None:
+        """Find what ``TokenDoor(...)`` would refuse in the configuration, without loading or building anything.
+
+        Raises ``ConfigError``.
+        """
+        _resolve(door, speculative_config, target, plugins, {}, manager or process_manager())
+
+    def warm_up(self) -> None:
+        """Draft once for a made-up request, so that no real one pays for imports, compilation and first forwards.
+
+        It has a ``cache_salt`` of its own and is taken out of the counts.
+        """
+        prompt = np.arange(32, dtype=np.int32) % min(8, self.target.vocab_size)
+        acceptance, self._next_cache_salt = self.acceptance, _WARM_UP
+        try:
+            self.step([DoorRow(prompt, num_new=1, key=_WARM_UP)])
+            self.finish(_WARM_UP)
+        finally:
+            self._next_cache_salt = None
+        self._num_steps = self._num_requests = 0
+        if acceptance is not None:
+            acceptance.specplug_start_session(self.target.session(self.num_speculative_tokens))
+
+    def step(self, rows: Sequence[DoorRow], *, after_a_gap: bool = False) -> list[list[int]]:
+        """Take the texts as they are now, and give one draft per row, ``[]`` for none.
+
+        ``after_a_gap``: see ``RequestTracker.follow``.
+        """
         if self._is_off:
             return [[] for _ in rows]
         try:
-            return self._step(rows)
+            return self._step(rows, after_a_gap)
         except Exception:
             if self._strict:
                 raise
@@ -168,8 +206,8 @@ class TokenDoor:
 
     # --- the step ---------------------------------------------------------------------------------------------
 
-    def _step(self, rows: Sequence[DoorRow]) -> list[list[int]]:
-        requests = self._tracker.follow(rows)
+    def _step(self, rows: Sequence[DoorRow], after_a_gap: bool) -> list[list[int]]:
+        requests = self._tracker.follow(rows, after_a_gap=after_a_gap)
         self._finish(self._tracker.take_absent())
         for request in requests:
             if request.is_new:
@@ -194,7 +232,7 @@ class TokenDoor:
         limits = self._limits(rows, batch)
         if any(limits):
             limits = self.hooks.plan(batch, limits)
-        draft = self.hooks.propose(batch, limits) or Draft.empty(len(batch))
+        draft = (self.hooks.propose(batch, limits) or Draft.empty(len(batch))).to_chains()
         drafts = _chains(draft)
         sources = _sources_by_row(draft)
         for request, limit, ids, names in zip(requests, limits, drafts, sources, strict=True):
@@ -240,7 +278,7 @@ class TokenDoor:
 
     def _start(self, tracked: TrackedRequest) -> None:
         prompt = TokenIds(tracked.buffer[: tracked.num_before].copy())
-        tracked.request = Request(tracked.request_id, prompt, _GREEDY, seed=0)
+        tracked.request = Request(tracked.request_id, prompt, _GREEDY, seed=0, cache_salt=self._next_cache_salt)
         self._num_requests += 1
         self.hooks.start_request(tracked.request)
 

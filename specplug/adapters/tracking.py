@@ -90,15 +90,19 @@ class RequestTracker:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def follow(self, rows: Sequence[DoorRow]) -> list[TrackedRequest]:
-        """The request of every row, in order, its text brought up to the row's."""
+    def follow(self, rows: Sequence[DoorRow], *, after_a_gap: bool = False) -> list[TrackedRequest]:
+        """The request of every row, in order, its text brought up to the row's.
+
+        ``after_a_gap``: the server may have taken steps that were not shown since the last call. Otherwise a longer
+        text is another request: the next turn of a chat begins with the whole text of the one before.
+        """
         self._num_steps += 1
         found: list[TrackedRequest | None] = [None] * len(rows)
         for number, (row, request) in enumerate(zip(rows, self._last_rows, strict=False)):
             if self._continues(request, row):
                 found[number] = self._take(request, row)
         self._last_rows = [
-            request if request is not None else self._find(row) or self._start(row)
+            request if request is not None else self._find(row, after_a_gap=after_a_gap) or self._start(row)
             for row, request in zip(rows, found, strict=True)
         ]
         return list(self._last_rows)
@@ -144,9 +148,9 @@ class RequestTracker:
             fits = 0 < num_came <= len(request.draft) + 1 and accepted.tolist() == list(request.draft[: num_came - 1])
         return fits and bool((request.text == row.token_ids[:num_tokens]).all())
 
-    def _find(self, row: DoorRow) -> TrackedRequest | None:
-        for after_a_gap in (False, True):
-            fitting = [each for each in self._requests.values() if self._continues(each, row, after_a_gap=after_a_gap)]
+    def _find(self, row: DoorRow, *, after_a_gap: bool) -> TrackedRequest | None:
+        for is_gap in (False, True) if after_a_gap else (False,):
+            fitting = [each for each in self._requests.values() if self._continues(each, row, after_a_gap=is_gap)]
             if fitting:
                 return self._take(max(fitting, key=lambda each: each.num_tokens), row)
         return None

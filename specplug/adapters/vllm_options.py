@@ -22,7 +22,8 @@ MAX_DRAFT = 128
 """vLLM's verification kernels take no longer draft."""
 
 _WHERE = f'additional_config["{OPTIONS}"]'
-_EXAMPLE = f'--additional-config \'{{"{OPTIONS}": {{"prompt_lookup_min": 2, "prompt_lookup_max": 5}}}}\''
+_EXAMPLE_JSON = '{"prompt_lookup_min": 2, "prompt_lookup_max": 5}'
+_EXAMPLE = f"--additional-config '{{\"{OPTIONS}\": {_EXAMPLE_JSON}}}'"
 _SERVER_KEYS = {
     "num_speculative_tokens": "it is vLLM's own key; write it in speculative_config",
     "rejection_sample_method": "the server verifies; write it in speculative_config",
@@ -38,8 +39,9 @@ _OWN_KEYS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """``speculative_config`` and ``plugins`` as ``specplug.LLM`` takes them; ``metrics_port``: where to serve counts."""
+    """``speculative_config`` and ``plugins``: as ``specplug.LLM`` takes them. ``metrics_port``: serves counts."""
 
+    num_speculative_tokens: int
     speculative_config: Mapping[str, Any]
     plugins: Sequence[Mapping[str, Any] | str] = ()
     metrics_port: int | None = None
@@ -52,7 +54,8 @@ def read_options(vllm_config: Any, method: str) -> VllmOptions:
     additional = getattr(vllm_config, "additional_config", None) or {}
     given = _own_keys(server) | _from_environment() | _mapping(additional.get(OPTIONS), _WHERE)
     faults = [f"{_WHERE}: {key}: {why}" for key, why in _SERVER_KEYS.items() if key in given]
-    faults += _method_faults(given.pop("method", None), method)
+    named = given.pop("method", None)
+    faults += _method_faults(named, method)
     plugins, port = given.pop("plugins", ()), given.pop("metrics_port", None)
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
         faults.append(f"{_WHERE}: metrics_port={port!r} is no port; write a number from 1 to 65535, or leave it out")
@@ -69,7 +72,12 @@ def read_options(vllm_config: Any, method: str) -> VllmOptions:
     if faults:
         raise ConfigError(faults)
     return VllmOptions(
-        speculative_config={**given, "method": method, "num_speculative_tokens": server.num_speculative_tokens},
+        num_speculative_tokens=server.num_speculative_tokens,
+        speculative_config={
+            **given,
+            "method": method or named,
+            "num_speculative_tokens": server.num_speculative_tokens,
+        },
         plugins=plugins,
         metrics_port=port,
         additional_config={key: value for key, value in additional.items() if key != OPTIONS},
@@ -95,9 +103,6 @@ def _from_environment() -> dict[str, Any]:
     return _mapping(value, ENVIRONMENT)
 
 
-_EXAMPLE_JSON = '{"prompt_lookup_min": 2, "prompt_lookup_max": 5}'
-
-
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if value is None:
         return {}
@@ -107,7 +112,9 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def _method_faults(given: Any, method: str) -> Iterator[str]:
-    if given is not None and given != method:
+    if not (method or given):
+        yield f'{_WHERE}: no method; write {{"{OPTIONS}": {{"method": "ngram"}}}}, or name a class that has one'
+    elif method and given not in (None, method):
         yield (
             f'{_WHERE}: method="{given}", but the class that speculative_config.model names drafts with "{method}"; '
             "name the other class, or specplug.adapters.vllm.CustomClassProposer, which takes the method from here"
@@ -168,8 +175,7 @@ def server_notes(vllm_config: Any) -> list[str]:
         notes.append('rejection_sample_method="block" acts like "standard" in this runner; specplug.LLM has the rule')
     if getattr(server, "num_speculative_tokens_per_batch_size", None):
         notes.append(
-            "vLLM ignores num_speculative_tokens_per_batch_size for a custom_class; move it to "
-            f"{_WHERE}, where it acts"
+            f"vLLM ignores num_speculative_tokens_per_batch_size for a custom_class; move it to {_WHERE}, where it acts"
         )
     if getattr(server, "draft_sample_method", None) == "probabilistic":
         notes.append('draft_sample_method="probabilistic" has no effect: vLLM takes no draft probabilities here')

@@ -16,7 +16,7 @@ rejected draft token can spoil that request, never another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,28 @@ from transformers.cache_utils import CacheLayerMixin
 
 from specplug.errors import ModelError
 from specplug.models.step_plan import LayerKind, StepPlan, plan_step
+from specplug.trees import Tree
 
 __all__ = ["RaggedCache", "RaggedLayer"]
 
 _INITIAL_CAPACITY = 256
+
+
+class _Moves:
+    """Entries that change places, ``[3, n]``: rows, old and new positions. Layers alike share the flat addresses."""
+
+    def __init__(self, moves: torch.Tensor) -> None:
+        self._rows, *self._positions = moves
+        self._flat: dict[tuple[int, int, int], list[torch.Tensor]] = {}
+
+    def flat(self, num_heads: int, capacity: int, size: int) -> list[torch.Tensor]:
+        """``[num_heads * n]`` old and new places in a buffer ``[rows, num_heads, capacity]`` laid out flat."""
+        key = (num_heads, capacity, size)
+        if key not in self._flat:
+            heads = torch.arange(num_heads, device=self._rows.device)[:, None]
+            starts = (self._rows * num_heads + heads) * capacity
+            self._flat[key] = [(starts + positions % size).view(-1) for positions in self._positions]
+        return self._flat[key]
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -93,6 +111,13 @@ class RaggedLayer(CacheLayerMixin):
         """Copy the first ``used`` slots of row ``source`` to ``row``."""
         for buffer in self.buffers():
             buffer[row, :, :used] = buffer[source, :, :used]
+
+    def move_entries(self, moves: _Moves) -> None:
+        """Copy entries to other positions of their rows."""
+        for buffer in self.buffers():
+            sources, targets = moves.flat(buffer.shape[1], self.capacity, self.kind.size)
+            flat = buffer.view(-1, buffer.shape[-1])
+            flat.index_copy_(0, targets, flat.index_select(0, sources))
 
     @property
     def num_bytes(self) -> int:
@@ -194,16 +219,33 @@ class RaggedCache(Cache):
                 )
         self.lengths[row] = length
 
-    def begin(self, num_query_tokens: Sequence[int]) -> StepPlan:
+    def compact(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move the entry at position ``sources[i]`` of row ``rows[i]`` to its position ``targets[i]``, all at once.
+
+        Afterwards :meth:`rollback` to the end of what stands: nothing else changes. Raises ValueError for a position
+        past the row's length and for a move that is not towards the front.
+        """
+        for row, source, target in zip(rows, sources, targets, strict=True):
+            self._check_row(row)
+            if not 0 <= target < source < self.lengths[row]:
+                raise ValueError(f"row {row} holds {self.lengths[row]} tokens: entry {source} cannot move to {target}")
+        if rows:
+            moves = _Moves(torch.tensor([list(rows), list(sources), list(targets)], device=self.device))
+            for layer in self.ragged_layers:
+                layer.move_entries(moves)
+
+    def begin(self, num_query_tokens: Sequence[int], trees: Mapping[int, Tree] | None = None) -> StepPlan:
         """Plan a step that appends ``num_query_tokens[row]`` tokens to every row, and make room for it.
 
-        The lengths grow only with :meth:`finish`. Raises ValueError for counts that do not fit.
+        ``trees``: row -> the tree that its last ``len(tree)`` tokens form on the token before them. The lengths grow
+        only with :meth:`finish`. Raises ValueError for counts that do not fit.
         """
         self._check_counts(num_query_tokens)
+        self._check_trees(num_query_tokens, trees or {})
         ends = [length + count for length, count in zip(self.lengths, num_query_tokens, strict=True)]
         longest = max(ends)
         self._written = [max(pair) for pair in zip(self._written, ends, strict=True)]
-        step = plan_step(self.lengths, num_query_tokens, self.kinds, self.device)
+        step = plan_step(self.lengths, num_query_tokens, self.kinds, self.device, trees)
         for layer in self.ragged_layers:
             layer.reserve(min(longest, layer.kind.size), self.num_rows)
             layer.step = step
@@ -233,3 +275,12 @@ class RaggedCache(Cache):
                 raise ValueError(f"row {row}: {count} query tokens; 0 to max_query_tokens={self.max_query_tokens} fit")
             if length + count > self.max_model_len:
                 raise ValueError(f"row {row}: {length} + {count} tokens exceed max_model_len={self.max_model_len}")
+
+    def _check_trees(self, num_query_tokens: Sequence[int], trees: Mapping[int, Tree]) -> None:
+        for row, tree in trees.items():
+            self._check_row(row)
+            count, length = num_query_tokens[row], self.lengths[row]
+            if len(tree) > count or len(tree) >= length + count:
+                raise ValueError(
+                    f"row {row}: a tree of {len(tree)} nodes does not fit on {count} query tokens after {length} others"
+                )

@@ -15,6 +15,7 @@ from specplug.models.cache import RaggedCache
 from specplug.models.step_plan import StepPlan
 from specplug.models.taps import HiddenStateTaps
 from specplug.models.target import TargetOutput
+from specplug.trees import Tree
 from specplug.types import Request
 
 __all__ = ["TargetRunner", "cache_argument", "cannot_drive", "layer_windows"]
@@ -56,6 +57,8 @@ class TargetRunner:
     The model is borrowed: it is switched to our attention function and to eval mode, and given back as it was by
     :meth:`close`. A plain ``model.generate`` on the same object works meanwhile.
     """
+
+    supports_trees = True
 
     def __init__(
         self,
@@ -145,24 +148,34 @@ class TargetRunner:
         """
         self.cache.rollback(row, length)
 
+    def compact(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let the token at position ``sources[i]`` of ``rows[i]`` stand at position ``targets[i]``, all at once.
+
+        Copies these entries only. Raises ValueError for a move that is not towards the front of what the row holds.
+        """
+        with torch.inference_mode():
+            self.cache.compact(rows, sources, targets)
+
     def forward(
         self,
         input_ids: torch.Tensor,
         num_query_tokens: Sequence[int],
         logits_indices: torch.Tensor,
+        trees: Mapping[int, Tree] | None = None,
     ) -> TargetOutput:
         """Append ``num_query_tokens[row]`` tokens to each row (0 allowed) and run the model over all of them.
 
         ``input_ids``: ``[T]`` int64 on ``device``, rows in order; ``logits_indices``: int64 on ``device``, which of
-        the T positions need logits. Returns logits ``[num_logits, vocab_size]`` in the model's dtype. Raises
-        ValueError for counts that do not fit; the rows keep their lengths if anything is raised.
+        the T positions need logits; ``trees``: row -> the tree that its last ``len(tree)`` tokens form.
+        Returns logits ``[num_logits, vocab_size]`` in the model's dtype. Raises ValueError for counts that do not
+        fit; the rows keep their lengths if anything is raised.
         """
         if not self._is_open:
             raise RuntimeError("the target is closed: its model was given back")
         if sum(num_query_tokens) != len(input_ids):
             raise ValueError(f"{len(input_ids)} input ids for {sum(num_query_tokens)} query tokens")
         with torch.inference_mode():
-            step = self.cache.begin(num_query_tokens)
+            step = self.cache.begin(num_query_tokens, trees)
             try:
                 with self._taps.collect() as hidden_states:
                     logits = self._run(input_ids, step, logits_indices)

@@ -4,6 +4,9 @@ A step appends ``num_query_tokens[row]`` tokens to each row of the cache. The to
 attention alone sees rows, in *segments*: runs of adjacent rows attended in one call, padded to one width and reading
 one span of slots. Rows of very different length or width go to different segments, so that a long row or a prompt
 chunk does not make its neighbours as expensive as itself.
+
+A row may end in a tree of draft tokens. Its nodes take the next slots in order, as a chain's tokens would; a node's
+position is that of the token before the tree plus its depth, and of the other nodes it sees those on its own path.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from specplug.trees import Tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,13 +194,23 @@ class _SegmentParts:
     scatter: slice | None
     query_positions: slice | None
     ends: slice | None
+    shown: slice | None = None
+    """Entries of the flattened mask ``[rows, width, span]`` that a tree shows, whatever their slots say."""
+    withheld: slice | None = None
 
 
 class _Planner:
     """Builds a plan: first all host integers, then one upload, then the tensors made of them."""
 
-    def __init__(self, lengths: Sequence[int], num_query_tokens: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        num_query_tokens: Sequence[int],
+        device: torch.device,
+        trees: Mapping[int, Tree],
+    ) -> None:
         self.device = device
+        self.trees = trees
         self.widths = list(num_query_tokens)
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.counts = np.asarray(num_query_tokens, dtype=np.int64)
@@ -205,6 +220,14 @@ class _Planner:
         self.num_tokens = int(self.token_stops[-1])
         self.positions = np.arange(self.num_tokens) + np.repeat(self.lengths - self.token_starts, self.counts)
         self.upload = _Upload()
+
+    def token_positions(self) -> Ints:
+        """``[T]``: where each token stands in its text; in a tree that is not its place in the cache."""
+        positions: Ints = self.positions.copy()
+        for row, tree in self.trees.items():
+            stop, root = self.token_stops[row], self.ends[row] - len(tree) - 1
+            positions[stop - len(tree) : stop] = root + np.array(tree.depths)
+        return positions
 
     def segments(self, kind: LayerKind) -> list[_SegmentParts]:
         spans = np.minimum(self.ends, kind.size).tolist()
@@ -227,9 +250,33 @@ class _Planner:
             self._pad(parts)
         if self._needs_mask(segment, kind):
             steps = np.minimum(np.arange(segment.width), np.maximum(counts - 1, 0)[:, None])
-            parts.query_positions = self.upload.add((self.lengths[start:stop, None] + steps).reshape(-1))
+            query_positions = self.lengths[start:stop, None] + steps
+            trees = {row: tree for row, tree in self.trees.items() if start <= row < stop}
+            for row, tree in trees.items():
+                nodes = slice(self.counts[row] - len(tree), self.counts[row])
+                query_positions[row - start, nodes] = self.ends[row] - len(tree) - 1 + np.array(tree.depths)
+            parts.query_positions = self.upload.add(query_positions.reshape(-1))
             parts.ends = self.upload.add(self.ends[start:stop])
+            if trees:
+                self._mask_trees(parts, trees, kind)
         return parts
+
+    def _mask_trees(self, parts: _SegmentParts, trees: Mapping[int, Tree], kind: LayerKind) -> None:
+        """Which of its tree's nodes each node may see: those on its path and, in a window, near enough."""
+        segment = parts.segment
+        shown, withheld = [], []
+        for row, tree in trees.items():
+            num_nodes, depths = len(tree), np.array(tree.depths)
+            queries = (row - segment.row_start) * segment.width + self.counts[row] - num_nodes + np.arange(num_nodes)
+            slots = (self.ends[row] - num_nodes + np.arange(num_nodes)) % kind.size
+            flat = queries[:, None] * segment.span + slots
+            is_shown = tree.ancestry
+            if kind.window is not None:
+                is_shown = is_shown & (depths[:, None] - depths < kind.window)
+            shown.append(flat[is_shown])
+            withheld.append(flat[~is_shown])
+        parts.shown = self.upload.add(np.concatenate(shown))
+        parts.withheld = self.upload.add(np.concatenate(withheld))
 
     def _pad(self, parts: _SegmentParts) -> None:
         segment = parts.segment
@@ -256,6 +303,9 @@ class _Planner:
         if parts.query_positions is not None and parts.ends is not None:
             query_positions = sent[parts.query_positions].view(segment.num_rows, segment.width, 1)
             segment.hidden = _hidden(query_positions, sent[parts.ends].view(-1, 1, 1), segment.span, kind)
+            if parts.shown is not None and parts.withheld is not None:
+                hidden = segment.hidden.view(-1)
+                hidden.index_fill_(0, sent[parts.shown], False).index_fill_(0, sent[parts.withheld], True)
         return segment
 
 
@@ -278,10 +328,15 @@ def plan_step(
     num_query_tokens: Sequence[int],
     kinds: Sequence[LayerKind],
     device: torch.device,
+    trees: Mapping[int, Tree] | None = None,
 ) -> StepPlan:
-    """Plan a forward that appends ``num_query_tokens[row]`` tokens to rows of ``lengths[row]``; one at least."""
-    planner = _Planner(lengths, num_query_tokens, device)
+    """Plan a forward that appends ``num_query_tokens[row]`` tokens to rows of ``lengths[row]``; one at least.
+
+    ``trees``: row -> the tree that its last ``len(tree)`` tokens form on the token before them.
+    """
+    planner = _Planner(lengths, num_query_tokens, device, trees or {})
     positions = planner.upload.add(planner.positions)
+    token_positions = planner.upload.add(planner.token_positions()) if trees else positions
     rows = planner.upload.add(np.repeat(np.arange(len(planner.counts)), planner.counts))
     parts = {kind: planner.segments(kind) for kind in kinds}
     slots = {
@@ -289,7 +344,7 @@ def plan_step(
     }
     sent = planner.upload.send(device)
     return StepPlan(
-        position_ids=sent[positions][None],
+        position_ids=sent[token_positions][None],
         kinds={
             kind: KindPlan(
                 rows=sent[rows],

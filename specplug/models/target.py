@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specplug.trees import Tree
 from specplug.types import Request
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Target(Protocol):
     num_layers: int | None
     model: Any
     tokenizer: Any
+    supports_trees: bool
+    """Whether ``forward`` takes ``trees`` and there is ``compact``. Where it is false or missing the host verifies
+    the first path of a tree only, and may leave ``trees`` out of the call."""
 
     def tap(self, layers: Sequence[int]) -> None:
         """Ask for ``hidden_states`` of these layers from the next forward on."""
@@ -54,14 +58,22 @@ class Target(Protocol):
     def rollback(self, row: int, length: int) -> None:
         """Forget everything past ``length`` tokens of ``row``; an absolute length, at most the current one."""
 
+    def compact(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let the token at position ``sources[i]`` of row ``rows[i]`` stand at its position ``targets[i]``.
+
+        Moves accepted nodes of a tree, before ``rollback`` to their end: towards the front, all at once.
+        """
+
     def forward(
         self,
         input_ids: torch.Tensor,
         num_query_tokens: Sequence[int],
         logits_indices: torch.Tensor,
+        trees: Mapping[int, Tree] | None = None,
     ) -> TargetOutput:
         """Append ``num_query_tokens[row]`` tokens to each row (0 allowed) and run the target over all of them.
 
         ``input_ids``: ``[T]`` int64 on ``device``, rows in order; ``logits_indices``: int64, which of the T
-        positions need logits, ascending.
+        positions need logits, ascending. ``trees``: row -> the tree that its last ``len(tree)`` tokens form on the
+        token before them; a node follows the tokens on its own path only, and the row is appended node by node.
         """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specplug.errors import ModelError
 from specplug.models.target import TargetOutput
 from specplug.testing.tables import Table, check_probs, lookup
+from specplug.trees import Tree
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ class ToyTarget(ABC):
 
     num_layers: int | None = 2
     hidden_size: int | None = 3
+    supports_trees = True
 
     def __init__(
         self,
@@ -109,21 +111,36 @@ class ToyTarget(ABC):
             raise ValueError(f"row {row} holds {len(self._rows[row])} tokens and cannot roll back to {length}")
         del self._rows[row][length:]
 
+    def compact(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See ``Target.compact``. Raises ``ValueError`` for a move that is not towards the front of the row."""
+        before = [list(held) for held in self._rows]
+        for row, source, target in zip(rows, sources, targets, strict=True):
+            if not 0 <= target < source < len(before[row]):
+                raise ValueError(f"row {row} holds {len(before[row])} tokens: {source} cannot move to {target}")
+            self._rows[row][target] = before[row][source]
+
     def forward(
-        self, input_ids: torch.Tensor, num_query_tokens: Sequence[int], logits_indices: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        num_query_tokens: Sequence[int],
+        logits_indices: torch.Tensor,
+        trees: Mapping[int, Tree] | None = None,
     ) -> TargetOutput:
         """See ``Target.forward``. Raises ``ValueError`` for ids outside the vocabulary and rows past their length."""
         import torch
 
         token_ids = input_ids.tolist()
         self._check_ids(token_ids)
-        ends = [(row, end) for row, count in enumerate(num_query_tokens) for end in self._append(row, count, token_ids)]
-        if token_ids or len(ends) != len(input_ids):
+        texts: list[tuple[int, list[int]]] = []
+        for row, count in enumerate(num_query_tokens):
+            ends = self._append(row, count, token_ids)
+            texts += [(row, text) for text in self._texts(row, ends, (trees or {}).get(row))]
+        if token_ids or len(texts) != len(input_ids):
             raise ValueError(f"{len(input_ids)} input ids do not match the counts {list(num_query_tokens)}")
-        wanted = [ends[index] for index in logits_indices.tolist()]
-        rows = [self._logits(row, end) for row, end in wanted]
+        wanted = [texts[index] for index in logits_indices.tolist()]
+        rows = [self.logits_after(len(self._requests[row].prompt_token_ids), text) for row, text in wanted]
         logits = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), self.vocab_size)
-        return TargetOutput(logits=logits, hidden_states={layer: self._states(layer, ends) for layer in self._layers})
+        return TargetOutput(logits=logits, hidden_states={layer: self._states(layer, texts) for layer in self._layers})
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
@@ -140,13 +157,21 @@ class ToyTarget(ABC):
             raise ValueError(f"row {row} would hold {len(held)} tokens; max_model_len is {self.max_model_len}")
         return range(first, len(held) + 1)
 
-    def _logits(self, row: int, end: int) -> Sequence[float]:
-        return self.logits_after(len(self._requests[row].prompt_token_ids), self._rows[row][:end])
+    def _texts(self, row: int, ends: range, tree: Tree | None) -> list[list[int]]:
+        """What each of the tokens just appended ends: the row up to it or, of a tree's node, up to the tree and on."""
+        held = self._rows[row]
+        if tree is None:
+            return [held[:end] for end in ends]
+        root = len(held) - len(tree)
+        paths = [tree.path(node) for node in range(len(tree))]
+        return [held[:end] for end in ends[: len(ends) - len(tree)]] + [
+            held[:root] + [held[root + node] for node in path] for path in paths
+        ]
 
-    def _states(self, layer: int, ends: Sequence[tuple[int, int]]) -> torch.Tensor:
+    def _states(self, layer: int, texts: Sequence[tuple[int, list[int]]]) -> torch.Tensor:
         import torch
 
-        states = [[float(self._rows[row][end - 1]), float(end - 1), float(layer)] for row, end in ends]
+        states = [[float(text[-1]), float(len(text) - 1), float(layer)] for _, text in texts]
         return torch.tensor(states, dtype=self.dtype).reshape(len(states), 3)
 
 

@@ -19,6 +19,9 @@ __all__ = ["Begin", "End", "Report", "Rows", "Writer"]
 
 logger = logging.getLogger(__name__)
 
+_WAKE_BYTES = 1 << 20
+"""What a step adds may wait until it is worth a write: waking the thread takes time from the step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -96,33 +99,35 @@ class Writer:
     def close(self) -> Report:
         """Write what waits, give up files that no request ended, and stop."""
         if self._thread.is_alive():
-            self._put(None, 0)
+            self._put(None)
             self._thread.join()
         return self.report
 
     def put(self, order: Begin | End) -> None:
         """Queue an order that costs no memory to speak of."""
-        self._put(order, 0)
+        self._put(order)
 
     def put_rows(self, rows: Rows, *, wait: bool) -> bool:
         """Queue a step's states. Where they do not fit: wait until they do, or, without ``wait``, return False."""
         size = rows.num_bytes
         with self._changed:
-            if not wait and not self._fits(size):
-                return False
-            self._changed.wait_for(lambda: self._fits(size))
+            if not self._fits(size):
+                if not wait:
+                    return False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._fits(size))
             self._orders.append(rows)
             self._num_waiting_bytes += size
-            self._changed.notify_all()
+            if not wait or self._num_waiting_bytes >= _WAKE_BYTES:
+                self._changed.notify_all()
         return True
 
     def _fits(self, num_bytes: int) -> bool:
         return not self._num_waiting_bytes or self._num_waiting_bytes + num_bytes <= self._queue_bytes
 
-    def _put(self, order: Order | None, num_bytes: int) -> None:
+    def _put(self, order: Order | None) -> None:
         with self._changed:
             self._orders.append(order)
-            self._num_waiting_bytes += num_bytes
             self._changed.notify_all()
 
     # --- on the thread --------------------------------------------------------------------------------------

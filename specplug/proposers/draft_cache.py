@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,9 +57,17 @@ class DraftCache:
     the last draft token was drawn and never read; after steps without a draft it is what came meanwhile.
     """
 
-    def __init__(self, draft: Target, space: DraftSpace) -> None:
+    def __init__(
+        self,
+        draft: Target,
+        space: DraftSpace,
+        *,
+        before_read: Callable[[Sequence[Reading]], None] = lambda readings: None,
+    ) -> None:
+        """``before_read`` hears what the next forward reads, in its order; not of single draft tokens."""
         self.draft = draft
         self.space = space
+        self._before_read = before_read
         self._held: dict[str, _Held] = {}
         self._unsettled: tuple[torch.Tensor, list[tuple[str, int, int]]] | None = None
 
@@ -126,6 +134,7 @@ class DraftCache:
         return self._read(readings)
 
     def _read(self, readings: Sequence[Reading]) -> torch.Tensor:
+        self._before_read(readings)
         flat: list[int] = []
         positions: list[int] = []
         for each in readings:

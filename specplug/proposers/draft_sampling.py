@@ -180,6 +180,6 @@ def race(probs: torch.Tensor, uniforms: torch.Tensor, tickets: torch.Tensor) -> 
     winner = (tiles.sum(-1) / tickets).argmax(-1, keepdim=True)
     inside = tiles.gather(1, winner[:, :, None].expand(-1, -1, TILE))[:, 0]
     sums = inside.cumsum(-1, dtype=torch.float64)
-    total = sums[:, -1:]
+    total = sums[:, -1:].contiguous()
     place = torch.searchsorted(sums, uniforms[:, None] * total, right=True)
     return (winner * TILE + torch.minimum(place, torch.searchsorted(sums, total)))[:, 0]

@@ -80,7 +80,7 @@ class ModelProposer(Proposer):
             raise ConfigError(
                 "use_heterogeneous_vocab is on and no plugin maps the two vocabularies (tli was detached)"
             )
-        self._cache = DraftCache(self.draft, space)
+        self._cache = DraftCache(self.draft, space, before_read=self.before_read)
 
     @hookimpl
     def specplug_finish_session(self, summary: SessionSummary) -> None:
@@ -90,17 +90,25 @@ class ModelProposer(Proposer):
 
     @hookimpl
     def specplug_finish_request(self, request: Request) -> None:
-        self.cache.forget(request.request_id)
+        self.forget(request.request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a request."""
+        self.cache.forget(request_id)
 
     # --- following the text -----------------------------------------------------------------------------------
 
     @hookimpl
     def specplug_advance(self, batch: Batch) -> None:
+        self.follow(batch)
+
+    def follow(self, batch: Batch) -> None:
+        """Read on where much is unread."""
         readings = []
         for row, request in enumerate(batch.requests):
             num_computed = batch.num_computed_tokens[row]
             num_unread = num_computed - self.cache.num_seen(request.request_id)
-            if num_unread >= _READ_AHEAD and batch.remaining[row] > 1 and self._drafts_for(request):
+            if num_unread >= _READ_AHEAD and batch.remaining[row] > 1 and self.drafts_for(request):
                 reading = self.cache.open(request, TokenIds(batch.token_ids[row].array[:num_computed]))
                 if reading.num_tokens <= self.draft.max_model_len:
                     readings.append(reading)
@@ -109,7 +117,11 @@ class ModelProposer(Proposer):
                 reading.num_logits = 0
             self.cache.read(self.cache.in_order(readings))
 
-    def _drafts_for(self, request: Request) -> bool:
+    def before_read(self, readings: Sequence[Reading]) -> None:
+        """The draft is about to read this, in this order, packed. For drafts that read more than token ids."""
+
+    def drafts_for(self, request: Request) -> bool:
+        """Whether the request's switches let this proposer draft for it."""
         switches = request.speculation
         return bool(switches.get("enabled", True)) and switches.get("method", self.name) == self.name
 

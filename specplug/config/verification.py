@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specplug.config.keys import closest, show
+from specplug.config.known_methods import MODEL_METHODS
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schema import BUILTIN_RULES
 from specplug.config.synthetic import length_fault, rates_fault, rates_of_length
@@ -11,6 +12,7 @@ from specplug.errors import PluginNotFoundError
 __all__ = ["RULE_KEY", "check_laws", "is_verifier_plugin", "resolve_rule", "resolve_synthetic", "switched_off"]
 
 RULE_KEY = "rejection_sample_method"
+_SAMPLE_KEY = "draft_sample_method"
 _RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
 
 _OLD_RULES = {
@@ -96,9 +98,27 @@ def check_laws(work: Resolution) -> None:
                 f'plugin "{name}" is lossy: output no longer follows the target\'s distribution. Pass allow_lossy=True '
                 "to permit that, or remove it."
             )
-    method = work.method_spec
-    if work.verify_method == "block" and method is not None and not method.capabilities.laws & {"dense", "indirect"}:
+    if work.verify_method == "block" and work.method_spec is not None and not _has_sampled_laws(work):
         work.notes.append(
             f'{PREFIX}.{RULE_KEY}="block" gains only where drafts carry a law (dense or indirect); method '
-            f'"{work.method}" has none, so verification runs per token (metrics: verify_method_effective).'
+            f'"{work.method}" has none{_until_probabilistic(work)}, so verification runs per token (metrics: '
+            "verify_method_effective)."
         )
+    if work.verify_method in ("match", "coupled") and work.get(_SAMPLE_KEY) == "probabilistic":
+        work.fault(
+            RULE_KEY,
+            f'="{work.verify_method}" draws the target\'s token without looking at the law that '
+            f'{_SAMPLE_KEY}="probabilistic" keeps, so drafts would be sampled for nothing. Leave {RULE_KEY} out, or '
+            f'write "standard" or "block", or {_SAMPLE_KEY}="greedy".',
+        )
+
+
+def _has_sampled_laws(work: Resolution) -> bool:
+    """Whether drafts may carry a law: a model's do if it samples them."""
+    if work.method_spec is None or not work.method_spec.capabilities.laws & {"dense", "indirect"}:
+        return False
+    return work.method not in MODEL_METHODS or work.get(_SAMPLE_KEY) == "probabilistic"
+
+
+def _until_probabilistic(work: Resolution) -> str:
+    return f' unless {_SAMPLE_KEY}="probabilistic"' if work.method in MODEL_METHODS else ""

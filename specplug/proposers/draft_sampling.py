@@ -113,23 +113,27 @@ class DraftSampler:
         both = torch.from_numpy(np.column_stack((noise.uniforms(words[:, 0]), tickets))).to(self._device)
         return both[:, 0], both[:, 1:]
 
-    def laws(self, space: DraftSpace) -> tuple[LawSpan, ...]:
-        """Spans over all slots: ``one_hot`` where rows are greedy, ``space.law`` of the drawn-from logits elsewhere."""
+    def laws(self, space: DraftSpace, device: torch.device | None = None) -> tuple[LawSpan, ...]:
+        """Spans over all slots: ``one_hot`` where rows are greedy, ``space.law`` of the drawn-from logits elsewhere.
+
+        ``device``: the target's, where laws belong; by default that of the sampler.
+        """
+        device = device or self._device
         spans: list[LawSpan] = []
         start = 0
         bounds = [row for row in pairwise(self._starts) if row[0] < row[1]]
         for number, (first, stop) in enumerate(bounds):
             is_last = number + 1 == len(bounds)
             if is_last or self._is_random[stop] != self._is_random[first]:
-                spans.append(LawSpan(start, stop, self._law(space, start, stop)))
+                spans.append(LawSpan(start, stop, self._law(space, start, stop, device)))
                 start = stop
         return tuple(spans)
 
-    def _law(self, space: DraftSpace, start: int, stop: int) -> Law:
+    def _law(self, space: DraftSpace, start: int, stop: int, device: torch.device) -> Law:
         if not self._is_random[start] or self._law_logits is None:
             return OneHot()
         first = self._law_rows[start]
-        return space.law(self._law_logits[first : first + stop - start])
+        return space.law(self._law_logits[first : first + stop - start].to(device))
 
 
 def process_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

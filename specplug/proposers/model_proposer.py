@@ -165,12 +165,12 @@ class ModelProposer(Proposer):
         return sampler.choose(self.cache.space.restrict(logits), slots)
 
     def _finished(self, sampler: DraftSampler, counts: Sequence[int]) -> Draft:
-        space = self.cache.space
+        space, device = self.cache.space, self._context.target.device
         return Draft(
-            draft_token_ids=space.to_target_ids(sampler.token_ids),
+            draft_token_ids=space.to_target_ids(sampler.token_ids).to(device),
             num_draft_tokens=tuple(counts),
-            laws=sampler.laws(space),
-            confidence=sampler.confidence,
+            laws=sampler.laws(space, device),
+            confidence=sampler.confidence.to(device),
         )
 
 

@@ -129,7 +129,19 @@ def test_B25_block_without_laws_says_so(resolve: Any, checkpoint: Any) -> None:
     notes = resolve(NGRAM | {"rejection_sample_method": "block"}).notes
     assert sum("verification runs per token" in note and "verify_method_effective" in note for note in notes) == 1
     config = {"method": "draft_model", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2}
-    assert not resolve(config | {"rejection_sample_method": "block"}).notes
+    config |= {"rejection_sample_method": "block"}
+    assert any('has none unless draft_sample_method="probabilistic"' in note for note in resolve(config).notes)
+    assert not resolve(config | {"draft_sample_method": "probabilistic"}).notes
+
+
+@pytest.mark.parametrize("rule", ["match", "coupled"])
+def test_sampled_drafts_need_a_rule_that_reads_their_law(fault: Any, resolve: Any, checkpoint: Any, rule: str) -> None:
+    config = {"method": "draft_model", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2}
+    config |= {"draft_sample_method": "probabilistic"}
+    text = fault(config | {"rejection_sample_method": rule})
+    assert f'rejection_sample_method="{rule}"' in text
+    assert 'write "standard" or "block", or draft_sample_method="greedy"' in text
+    assert resolve(config | {"rejection_sample_method": "standard"}).verify_method == "standard"
 
 
 def test_fly_is_refused(faults: Any) -> None:

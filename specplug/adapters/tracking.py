@@ -80,8 +80,8 @@ class RequestTracker:
     """
 
     def __init__(self, max_num_seqs: int) -> None:
-        """``max_num_seqs``: most requests of a step. Twice as many are remembered, absent ones included."""
-        self._max_requests = 2 * max_num_seqs
+        """``max_num_seqs``: most requests that are remembered, absent ones included; plugins have room for no more."""
+        self._max_requests = max_num_seqs
         self._requests: dict[str, TrackedRequest] = {}
         self._last_rows: list[TrackedRequest] = []
         self._num_steps = 0

@@ -67,7 +67,7 @@ class CustomClassProposer:
         """Build the plugins and let them draft once: vLLM calls this after the target loaded, before it measures
         memory. ``target_model`` is not used."""
         if self._reason_off is not None:
-            _LOGGER.error("no drafts: %s", self._reason_off)
+            _LOGGER.error("specplug: no drafts: %s", self._reason_off)
             return
         options = self._options
         door = TokenDoor(
@@ -127,15 +127,17 @@ class CustomClassProposer:
 
     def _give_up(self, error: Exception, num_rows: int) -> list[list[int]]:
         self._door = None
-        _LOGGER.error("the door failed; no drafts from now on, the server goes on", exc_info=error)
+        _LOGGER.error("specplug's vLLM door failed; no drafts from now on, the server goes on", exc_info=error)
         return [[] for _ in range(num_rows)]
 
     def _announce(self, door: TokenDoor) -> None:
         _LOGGER.info(
-            'drafting with method "%s", at most %d tokens a step', door.config.method, door.num_speculative_tokens
+            'specplug: drafting with method "%s", at most %d tokens a step',
+            door.config.method,
+            door.num_speculative_tokens,
         )
         for note in (*self._notes, *door.config.notes):
-            _LOGGER.info("%s", note)
+            _LOGGER.info("specplug: %s", note)
 
 
 class NgramProposer(CustomClassProposer):

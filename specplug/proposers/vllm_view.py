@@ -44,7 +44,8 @@ class VllmConfigView(ConfigView):
     """Stands in for ``VllmConfig`` in the constructor of a vLLM-shaped proposer.
 
     ``speculative_config.*`` (every resolved key), ``model_config.max_model_len / get_vocab_size() / dtype /
-    hf_config``, ``scheduler_config.max_num_seqs``, ``device_config.device``, ``additional_config``.
+    hf_config / tokenizer`` (the loaded one, where vLLM has its name), ``scheduler_config.max_num_seqs``,
+    ``device_config.device``, ``additional_config``.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
@@ -58,6 +59,9 @@ class VllmConfigView(ConfigView):
         hf_config = getattr(getattr(context.target, "model", None), "config", None)
         if hf_config is not None:
             model["hf_config"] = hf_config
+        tokenizer = getattr(context.target, "tokenizer", None)
+        if tokenizer is not None:
+            model["tokenizer"] = tokenizer
         super().__init__(
             path,
             {

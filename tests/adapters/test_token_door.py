@@ -248,9 +248,28 @@ def test_a_request_that_was_not_shown_for_a_while_goes_on() -> None:
     door = door_of(lambda context: watcher, strict=True)
     door.step([row([1, 2, 3], 1), row([4, 5, 6], 1)])
     door.step([row([4, 5, 6, 7], 1)])
-    door.step([row([4, 5, 6, 7, 8], 1), row([1, 2, 3, 4, 5, 6], 2)])
+    door.step([row([4, 5, 6, 7, 8], 1), row([1, 2, 3, 4, 5, 6], 2)], after_a_gap=True)
     assert len(watcher.started) == 2
     assert watcher.read["0"] == [1, 2, 3, 4, 5]
+
+
+def test_the_next_turn_of_a_chat_is_a_new_request() -> None:
+    """Its text begins with that of the turn before, of which it is no part: prompts are not outputs."""
+    watcher = Watcher()
+    door = door_of(lambda context: watcher, strict=True)
+    door.step([row([1, 2, 3], 1)])
+    door.step([row([1, 2, 3, 4, 5, 6], 1)])
+    assert watcher.started == ["0", "1"]
+
+
+def test_drafting_once_before_the_first_request_leaves_no_trace() -> None:
+    door = open_door(strict=True)
+    door.warm_up()
+    assert door.num_requests == 0
+    assert door.acceptance is not None
+    counts = door.acceptance.aggregate()
+    assert (counts.num_requests, counts.num_steps, counts.num_drafts, counts.num_batch_steps) == (0, 0, 0, 0)
+    assert door.step([row([1, 2, 3, 1, 2], 1)]) == [[3, 1, 2]]
 
 
 def test_absent_requests_leave_in_time() -> None:
@@ -258,8 +277,8 @@ def test_absent_requests_leave_in_time() -> None:
     door = door_of(lambda context: watcher, strict=True, target=DoorTarget(64, 4096, max_num_seqs=2))
     for number in range(5):
         door.step([row([number, number + 1, 60], 1)])
-    assert door.num_requests == 4, "twice max_num_seqs"
-    assert watcher.finished == ["0"], "the longest absent"
+    assert door.num_requests == 2, "plugins have room for max_num_seqs"
+    assert watcher.finished == ["0", "1", "2"], "the longest absent"
     text = [4, 5, 60]
     for _ in range(MAX_STEPS_ABSENT + 1):
         text.append(1)

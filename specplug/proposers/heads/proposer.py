@@ -1,0 +1,135 @@
+"""Drafting with a head: token by token on its own outputs, or all tokens at once behind masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from specplug.draft_space import DraftSpace
+from specplug.hooks.markers import hookimpl
+from specplug.proposers.base import Proposer, rows_to_draft
+from specplug.proposers.draft_sampling import DraftRow, DraftSampler
+from specplug.proposers.heads.reader import Head, HeadReader
+from specplug.types import Batch, Draft, Request, cumulative
+
+__all__ = ["HeadProposer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A request that gets a draft: ``count`` tokens, the first of which is slot ``first``."""
+
+    request_id: str
+    first: int
+    count: int
+
+
+class HeadProposer(Proposer):
+    """A proposer whose drafts come from a head on the target's hidden states.
+
+    Greedy requests, and all without ``is_probabilistic``, get the arg-max of the head's logits (law ``one_hot``);
+    others a draw from the processed logits, which are their law. ``confidence`` is the largest probability of each
+    slot's law.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        reader: HeadReader,
+        space: DraftSpace,
+        *,
+        name: str,
+        is_probabilistic: bool = False,
+        mask: tuple[int, torch.Tensor] | None = None,
+    ) -> None:
+        """``space``: between the head's output and the target. ``mask``: token and features ``[1, hidden]`` that stand
+        for the tokens to be drafted, of a head that drafts them all in one forward."""
+        self.head = head
+        self.name = name
+        self.is_probabilistic = is_probabilistic
+        self.hidden_state_layers = tuple(sorted(set(head.layers)))
+        self.laws: frozenset[str] = frozenset({"one_hot"})
+        if is_probabilistic:
+            self.laws |= {"dense", "indirect"}
+        self._reader = reader
+        self._space = space
+        self._mask = mask
+
+    @hookimpl
+    def specplug_finish_request(self, request: Request) -> None:
+        self._reader.forget(request.request_id)
+
+    @hookimpl
+    def specplug_advance(self, batch: Batch) -> None:
+        self._reader.advance(batch, [row for row, request in enumerate(batch.requests) if self._drafts_for(request)])
+
+    def _drafts_for(self, request: Request) -> bool:
+        switches = request.speculation
+        return bool(switches.get("enabled", True)) and switches.get("method", self.name) == self.name
+
+    def propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
+        """Draft for every row that has a limit and whose text is known."""
+        counts = [0] * len(batch)
+        for row in rows_to_draft(batch, limits):
+            request_id = batch.requests[row].request_id
+            if request_id in self._reader:
+                counts[row] = max(0, min(limits[row], self._reader.room(request_id)))
+        if not any(counts):
+            return Draft.empty(len(batch))
+        sampler = DraftSampler(
+            [_draft_row(batch, row, count) for row, count in enumerate(counts) if count],
+            is_probabilistic=self.is_probabilistic,
+            device=self._reader.device,
+        )
+        with torch.inference_mode():
+            self._draw(self._wanted(batch, counts), sampler)
+            return Draft(
+                draft_token_ids=self._space.to_target_ids(sampler.token_ids),
+                num_draft_tokens=tuple(counts),
+                laws=sampler.laws(self._space),
+                confidence=sampler.confidence,
+            )
+
+    def _wanted(self, batch: Batch, counts: Sequence[int]) -> list[_Wanted]:
+        """The requests that get a draft, in the order of the reader's rows."""
+        spans = zip(batch.requests, pairwise(cumulative(counts)), strict=True)
+        found = {
+            request.request_id: _Wanted(request.request_id, start, stop - start)
+            for request, (start, stop) in spans
+            if stop > start
+        }
+        return [found[request_id] for request_id in self._reader.in_order(list(found))]
+
+    def _draw(self, rows: list[_Wanted], sampler: DraftSampler) -> None:
+        outputs = self._reader.read([row.request_id for row in rows], self._mask, [row.count for row in rows])
+        if self._mask is not None:
+            slots = [row.first + depth for row in rows for depth in range(row.count)]
+            self._choose(outputs, slots, sampler)
+            return
+        chosen = self._choose(outputs, [row.first for row in rows], sampler)
+        for depth in range(1, max(row.count for row in rows)):
+            going_on = [place for place, row in enumerate(rows) if row.count > depth]
+            if len(going_on) < len(rows):
+                index = torch.tensor(going_on, device=outputs.device)
+                outputs, chosen = outputs[index], chosen[index]
+                rows = [rows[place] for place in going_on]
+            token_ids = self._space.to_target_ids(chosen)
+            outputs = self._reader.append(token_ids, outputs, [row.request_id for row in rows])
+            chosen = self._choose(outputs, [row.first + depth for row in rows], sampler)
+
+    def _choose(self, outputs: torch.Tensor, slots: Sequence[int], sampler: DraftSampler) -> torch.Tensor:
+        return sampler.choose(self._space.restrict(self.head.logits(outputs)), slots)
+
+
+def _draft_row(batch: Batch, row: int, count: int) -> DraftRow:
+    request = batch.requests[row]
+    return DraftRow(
+        params=request.sampling_params,
+        seed=request.seed,
+        step=batch.num_verify_steps[row],
+        position=len(batch.token_ids[row]),
+        num_slots=count,
+    )

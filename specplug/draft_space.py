@@ -62,7 +62,7 @@ class DraftSpace(ABC):
 
     @abstractmethod
     def law(self, draft_logits: torch.Tensor) -> Law:
-        """The law over target ids of processed ``draft_logits`` ``[num_slots, draft_vocab]``, on the target's device."""
+        """The law over target ids of processed ``draft_logits`` ``[num_slots, draft_vocab]``."""
 
 
 class IdentityDraftSpace(DraftSpace):

@@ -60,6 +60,8 @@ TORCH_FREE = [
     "specplug.sampling_params",
     "specplug.testing",
     "specplug.testing.pytest_plugin",
+    "specplug.tli",
+    "specplug.tli.plugin",
     "specplug.trees",
     "specplug.types",
 ]

@@ -13,6 +13,8 @@ from specplug.errors import ConfigError
 
 __all__ = ["Checkpoint", "read_checkpoint"]
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
+
 _SPECULATORS_TYPES = {
     "eagle": "eagle",
     "eagle3": "eagle3",
@@ -62,6 +64,11 @@ class Checkpoint:
             if any(part in names for part in parts) or any(key in self.config for key in keys):
                 return method
         return None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether tokenizer files lie beside the weights."""
+        return any((self.folder / name).is_file() for name in _TOKENIZER_FILES)
 
     @property
     def is_parallel_eagle(self) -> bool:

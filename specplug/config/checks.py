@@ -84,6 +84,14 @@ def _check_vocabulary(work: Resolution) -> None:
             f' needs a method with its own draft model (draft_model, ...); method "{work.method}" has none. Remove the '
             "key.",
         )
+    elif work.engine.skip_tokenizer_init:
+        work.fault(key, " compares the tokenizers of both models; skip_tokenizer_init leaves the target without one.")
+    elif work.checkpoint is not None and not work.checkpoint.has_tokenizer:
+        work.fault(
+            key,
+            f' compares the tokenizers of both models, and the draft folder "{work.checkpoint.folder}" holds none. Put '
+            "the draft's tokenizer.json there.",
+        )
 
 
 def _check_tensor_parallel(work: Resolution) -> None:

@@ -76,7 +76,7 @@ class ModelProposer(Proposer):
     @hookimpl
     def specplug_start_session(self) -> None:
         space = self._context.draft_space(self.draft)
-        if self._needs_other_vocabulary and isinstance(space, IdentityDraftSpace):
+        if self._needs_other_vocabulary and type(space) is IdentityDraftSpace:
             raise ConfigError(
                 "use_heterogeneous_vocab is on and no plugin maps the two vocabularies (tli was detached)"
             )

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specplug.draft_space import DraftSpace, IdentityDraftSpace
+from specplug.draft_space import DraftSpace
+from specplug.errors import ModelError, SpecplugError
 from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
 
@@ -25,7 +26,15 @@ class TliPlugin:
 
     @hookimpl
     def specplug_draft_space(self, target: Any, draft: Any) -> DraftSpace:
-        return open_space(target, draft)
+        try:
+            return open_space(target, draft)
+        except SpecplugError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"use_heterogeneous_vocab: the tokenizers of target and draft cannot be compared: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def open_space(target: Any, draft: Any) -> DraftSpace:
@@ -34,7 +43,7 @@ def open_space(target: Any, draft: Any) -> DraftSpace:
     Raises ``ConfigError`` for vocabularies that share no token, and for tokenizers that are absent or cannot be read.
     """
     from specplug.tli.mapping import is_same_vocabulary, match_vocabularies
-    from specplug.tli.space import TliDraftSpace
+    from specplug.tli.space import SameVocabulary, TliDraftSpace
     from specplug.tli.vocabulary import Vocabulary
 
     sides = {
@@ -48,7 +57,7 @@ def open_space(target: Any, draft: Any) -> DraftSpace:
             "use_heterogeneous_vocab: target and draft share all %d tokens, so it changes nothing",
             len(target.tokenizer),
         )
-        return IdentityDraftSpace.between(target, draft)
+        return SameVocabulary.between(target, draft)
     shared = match_vocabularies(sides["target"], sides["draft"])
     _report(shared.num_shared, sides["target"].num_tokens, sides["draft"].num_tokens)
     return TliDraftSpace(sides["target"], sides["draft"], shared)

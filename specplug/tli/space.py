@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from specplug.draft_space import DraftContext, DraftSpace
+from specplug.draft_space import DraftContext, DraftSpace, IdentityDraftSpace
 from specplug.tli.context import DraftEncoder, RequestText, TargetText, num_common
 from specplug.tli.mapping import VocabularyMap
 from specplug.tli.vocabulary import Vocabulary
 from specplug.types import Indirect, Law, TokenIds
 
-__all__ = ["TliDraftSpace"]
+__all__ = ["SameVocabulary", "TliDraftSpace"]
+
+
+class SameVocabulary(IdentityDraftSpace):
+    """The two tokenizers turned out to be equal: the ids are shared as they are, special tokens included."""
 
 
 class TliDraftSpace(DraftSpace):

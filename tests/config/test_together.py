@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,7 +295,9 @@ def test_draft_context(fault: Any, checkpoint: Any, draft: int | None, target: i
 
 
 def test_B23_heterogeneous_vocabulary(fault: Any, resolve: Any, without: Any, checkpoint: Any) -> None:
-    config = {"method": "draft_model", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2}
+    folder = checkpoint(**PLAIN)
+    (Path(folder) / "tokenizer.json").touch()
+    config = {"method": "draft_model", "model": folder, "num_speculative_tokens": 2}
     hetero = config | {"use_heterogeneous_vocab": True}
     assert "mutually exclusive" in fault(hetero | {"use_local_argmax_reduction": True})
     text = fault(NGRAM | {"use_heterogeneous_vocab": True})
@@ -303,6 +306,16 @@ def test_B23_heterogeneous_vocabulary(fault: Any, resolve: Any, without: Any, ch
     assert fault(NGRAM | {"use_heterogeneous_vocab": True}, without("tli")) == text
     resolved = resolve(hetero | {"draft_sample_method": "probabilistic"})
     assert [each.name for each in resolved.plugins] == ["draft_model", "tli", "acceptance"]
+
+
+def test_heterogeneous_vocabulary_needs_both_tokenizers(fault: Any, checkpoint: Any) -> None:
+    """Found before any weights load."""
+    folder = checkpoint(**PLAIN)
+    config = {"method": "draft_model", "model": folder, "num_speculative_tokens": 2, "use_heterogeneous_vocab": True}
+    assert f'the draft folder "{folder}" holds none. Put the draft\'s tokenizer.json there.' in fault(config)
+    (Path(folder) / "tokenizer.json").touch()
+    engine = resolve_engine_args(checkpoint("target"), {"skip_tokenizer_init": True})[0]
+    assert "skip_tokenizer_init leaves the target without one" in fault(config, engine=engine)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ROOT", "Branch", "Tree", "chain_parents", "misplaced_node", "tree_of"]
+__all__ = ["ROOT", "Branch", "Tree", "chain_parents", "misplaced_node", "split_trees", "tree_of"]
 
 ROOT = -1
 """The parent of a node that follows the newest committed token."""
@@ -102,6 +103,15 @@ class Tree:
 def tree_of(parents: tuple[int, ...]) -> Tree:
     """The tree of well-formed ``parents`` (see :func:`misplaced_node`), kept for the next step of the same shape."""
     return Tree(parents)
+
+
+def split_trees(parents: tuple[int, ...] | None, counts: Sequence[int]) -> list[Tree | None]:
+    """Per row of ``counts`` nodes its tree; None where the row is a chain. ``parents`` as in ``Draft``."""
+    if parents is None:
+        return [None] * len(counts)
+    ends = list(accumulate(counts, initial=0))
+    trees = [tree_of(parents[start:stop]) for start, stop in pairwise(ends)]
+    return [None if tree.is_chain else tree for tree in trees]
 
 
 def chain_parents(num_nodes: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
-from specplug.trees import ROOT, Tree, chain_parents, tree_of
+from specplug.trees import ROOT, Tree, chain_parents, split_trees
 
 if TYPE_CHECKING:
     import numpy as np
@@ -326,11 +326,7 @@ class Draft:
 
     def trees(self) -> list[Tree | None]:
         """Per row the shape of its tree; None where the row is a chain."""
-        if self.parents is None:
-            return [None] * len(self.num_draft_tokens)
-        starts = cumulative(self.num_draft_tokens)
-        trees = [tree_of(self.parents[start:stop]) for start, stop in pairwise(starts)]
-        return [None if tree.is_chain else tree for tree in trees]
+        return split_trees(self.parents, self.num_draft_tokens)
 
     def to_chains(self, rows: Sequence[int] | None = None) -> Draft:
         """Each of ``rows`` (default: all) cut to its first path, which follows every node's first child."""
@@ -364,7 +360,7 @@ class Draft:
             self,
             draft_token_ids=self.draft_token_ids[index],
             num_draft_tokens=num_draft_tokens,
-            laws=tuple(_select_laws(self.laws, slots)),
+            laws=tuple(select_laws(self.laws, slots)),
             sources=tuple(_select_sources(self.sources, slots)),
             confidence=None if self.confidence is None else self.confidence[index.to(self.confidence.device)],
             parents=None
@@ -408,7 +404,8 @@ def _runs(spans: Sequence[_Span], slots: Sequence[int]) -> Iterator[tuple[int, i
         start = stop
 
 
-def _select_laws(spans: Sequence[LawSpan], slots: Sequence[int]) -> Iterator[LawSpan]:
+def select_laws(spans: Sequence[LawSpan], slots: Sequence[int]) -> Iterator[LawSpan]:
+    """The laws of some slots, in the order given."""
     for number, start, old in _runs(spans, slots):
         span = spans[number]
         rows = [slot - span.start for slot in old]

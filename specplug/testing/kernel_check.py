@@ -38,6 +38,7 @@ def interpreter_cases() -> Iterator[VerifyCase]:
     yield VerifyCase(2100, batch_size=8, max_drafts=2, has_filters=True, seed=3)
     yield VerifyCase(9000, num_drafts=(1, 1), rules=("match", "standard"), has_filters=True, seed=9)
     yield VerifyCase(129, batch_size=6, has_nan=True, has_placeholders=True, seed=4)
+    yield VerifyCase(129, batch_size=7, max_drafts=6, has_trees=True, seed=5)
     for seed in range(6):  # NaN in a row that block may or may not need
         yield VerifyCase(5, num_drafts=(2,), rules=("block",), laws=("dense",), has_nan=True, seed=seed)
 
@@ -54,15 +55,18 @@ def device_cases() -> Iterator[VerifyCase]:
                 yield replace(case, max_drafts=2, has_filters=True)
                 yield replace(case, max_drafts=2, is_strided=True, has_placeholders=True, draft_dtype=torch.float32)
                 yield replace(case, max_drafts=2, has_nan=True)
+                yield replace(case, has_trees=True)
 
 
 def check_kernels(case: VerifyCase) -> list[str]:
     """Run one case through the kernels and the reference; one line per difference."""
     from specplug.verify.kernels.problem import pack
-    from specplug.verify.kernels.rules import launch
+    from specplug.verify.kernels.rules import TritonRules, launch
 
     inputs = random_inputs(case)
     check_inputs(inputs)
+    if inputs.parents is not None:
+        return differences(TritonRules().verify(inputs), verify_reference(inputs))
     problem = pack(inputs)
     problem.out.fill_(POISON)
     problem.accepted.fill_(POISON)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specplug.types import Dense, Indirect, LawSpan, OneHot, Unknown, Verification
-from specplug.verify.inputs import RULES, RowInputs, Rule, VerifyInputs
+from specplug.verify.inputs import RULES, TREE_RULES, RowInputs, Rule, VerifyInputs
 
 __all__ = ["VerifyCase", "differences", "random_inputs"]
 
@@ -29,6 +29,8 @@ class VerifyCase:
     has_filters: bool = False
     has_placeholders: bool = False
     has_nan: bool = False
+    has_trees: bool = False
+    """Draft tokens of rows whose rule takes trees form random ones."""
     device: str = "cpu"
     seed: int = 0
 
@@ -50,6 +52,8 @@ def random_inputs(case: VerifyCase) -> VerifyInputs:
         kind = case.laws[_ints(generator, 0, len(case.laws), 1)[0]]
         span, ids[slot] = _law(case, kind, slot, slot_logits[slot], generator)
         laws.append(span)
+    request_rows = _rows(case, len(counts), generator)
+    parents = _plant_trees(ids, logits, counts, request_rows, generator) if case.has_trees else None
     if case.has_placeholders and num_slots:
         ids[_ints(generator, 0, num_slots, 1 + num_slots // 6)] = -1
         ids[_ints(generator, 0, num_slots, 1)] = vocab
@@ -59,9 +63,26 @@ def random_inputs(case: VerifyCase) -> VerifyInputs:
     if case.is_strided:
         target = target.t().contiguous().t()
     rates = (0.9, 0.7, 0.5, 0.5)
-    return VerifyInputs(
-        target, ids.to(case.device), tuple(counts), tuple(laws), _rows(case, len(counts), generator), rates
-    )
+    return VerifyInputs(target, ids.to(case.device), tuple(counts), tuple(laws), request_rows, rates, parents)
+
+
+def _plant_trees(
+    ids: torch.Tensor,
+    logits: torch.Tensor,
+    counts: Sequence[int],
+    rows: Sequence[RowInputs],
+    generator: torch.Generator,
+) -> tuple[int, ...]:
+    """Random parents, and likely tokens of the parent's row as the nodes, now and then the same in two siblings."""
+    parents: list[int] = []
+    for row, start, count, number in zip(rows, _starts(counts), counts, range(len(counts)), strict=True):
+        for node in range(count):
+            parent = _ints(generator, -1, node, 1)[0] if row.rule in TREE_RULES and node else node - 1
+            parents.append(parent)
+            if row.rule in TREE_RULES:
+                likely = logits[start + number + parent + 1].topk(3).indices
+                ids[start + node] = likely[_ints(generator, 0, 3, 1)[0]]
+    return tuple(parents)
 
 
 def _ints(generator: torch.Generator, low: int, high: int, count: int) -> list[int]:
@@ -120,8 +141,13 @@ def _rows(case: VerifyCase, batch_size: int, generator: torch.Generator) -> tupl
 def differences(got: Verification, want: Verification) -> list[str]:
     """One line per tensor that differs; empty when the two agree in every id, count and flag."""
     found = []
-    for name in ("output_token_ids", "num_accepted_tokens", "is_invalid"):
-        one, other = getattr(got, name).cpu(), getattr(want, name).cpu()
+    names = ["output_token_ids", "num_accepted_tokens", "is_invalid"]
+    if got.accepted_draft_indices is not None or want.accepted_draft_indices is not None:
+        names.append("accepted_draft_indices")
+    for name in names:
+        one, other = (
+            torch.tensor([]) if each is None else each.cpu() for each in (getattr(got, name), getattr(want, name))
+        )
         if one.shape != other.shape or not torch.equal(one.long(), other.long()):
             found.append(f"{name}: {one.tolist()} against {other.tolist()}")
     return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
 from specplug.errors import TensorError
+from specplug.trees import misplaced_node
 from specplug.types import Dense, Indirect, LawSpan
-from specplug.verify.inputs import VerifyInputs
+from specplug.verify.inputs import TREE_RULES, VerifyInputs
 
 __all__ = ["check_inputs"]
 
@@ -36,6 +38,21 @@ def _faults(inputs: VerifyInputs, vocab_size: int | None) -> Iterator[str]:
     if ids.device.type != "cpu" and ids.device != logits.device:
         yield f"draft_token_ids: expected device {logits.device} (of target_logits) or cpu, found {ids.device}"
     yield from _law_faults(inputs, num_slots)
+    if inputs.parents is not None:
+        yield from _tree_faults(inputs, inputs.parents, num_slots)
+
+
+def _tree_faults(inputs: VerifyInputs, parents: tuple[int, ...], num_slots: int) -> Iterator[str]:
+    if len(parents) != num_slots:
+        yield f"parents: expected one for each of {num_slots} draft tokens, found {len(parents)}"
+    for number, (start, stop) in enumerate(pairwise(inputs.slot_starts)):
+        node = misplaced_node(parents[start:stop])
+        if node is not None:
+            found = parents[start + node]
+            yield f"parents: expected -1 or an earlier node of row {number} for node {node}, found {found}"
+    for number, (tree, row) in enumerate(zip(inputs.trees, inputs.rows, strict=True)):
+        if tree is not None and row.rule not in TREE_RULES:
+            yield f"parents: expected chains for the rule {row.rule!r}, found a tree in row {number}"
 
 
 def _logits_faults(logits: torch.Tensor, num_rows: int, vocab_size: int | None) -> Iterator[str]:

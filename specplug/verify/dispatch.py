@@ -13,7 +13,7 @@ from specplug.types import Verification
 from specplug.verify.inputs import VerifyInputs
 from specplug.verify.torch_rules import TorchRules
 
-__all__ = ["Verifier", "verifier_for"]
+__all__ = ["Verifier", "say_once", "verifier_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,18 @@ def verifier_for(device: torch.device) -> Verifier:
     It keeps buffers: one object serves one thread.
     """
     if device.type != "cuda":
-        _say_once(f"verification runs in torch: device {device.type} has no Triton kernels")
+        say_once(f"verification runs in torch: device {device.type} has no Triton kernels")
         return TorchRules()
     if find_spec("triton") is None:
-        _say_once("verification runs in torch: Triton is not installed")
+        say_once("verification runs in torch: Triton is not installed")
         return TorchRules()
     from specplug.verify.kernels.rules import TritonRules
 
-    _say_once(f"verification runs in Triton kernels on {device.type}")
+    say_once(f"verification runs in Triton kernels on {device.type}")
     return TritonRules()
 
 
 @cache
-def _say_once(line: str) -> None:
+def say_once(line: str) -> None:
+    """Log ``line``, once per process."""
     logger.info(line)

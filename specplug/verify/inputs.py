@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from specplug.trees import Tree, split_trees
 from specplug.types import Batch, Draft, Law, LawSpan, cumulative
 
 if TYPE_CHECKING:
@@ -13,18 +14,21 @@ if TYPE_CHECKING:
 
     from specplug.sampling_params import SamplingParams
 
-__all__ = ["RULES", "RowInputs", "Rule", "VerifyInputs", "build_inputs", "slot_laws"]
+__all__ = ["RULES", "TREE_RULES", "RowInputs", "Rule", "VerifyInputs", "build_inputs", "slot_laws"]
 
 Rule: TypeAlias = Literal["greedy", "match", "standard", "block", "synthetic", "coupled"]
 
 RULES: tuple[Rule, ...] = ("greedy", "match", "standard", "block", "synthetic", "coupled")
+TREE_RULES: tuple[Rule, ...] = ("greedy", "match", "coupled")
+"""Rules that emit the target's own draws: they descend a tree as they walk a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowInputs:
     """One request: how it is verified, its filters, and the key of its noise.
 
-    ``position`` is where the first token of this step will stand; slot i draws for ``position + i``.
+    ``position`` is where the first token of this step will stand; slot i draws for ``position + i``, in a tree the
+    node at depth i for ``position + i``.
     """
 
     rule: Rule
@@ -48,7 +52,8 @@ class VerifyInputs:
     """``target_logits`` ``[num_draft_tokens + batch, vocab]``, each row's n + 1 logit rows consecutive.
 
     ``draft_token_ids`` ``[num_draft_tokens]`` int; ``laws`` cover the slots in order; ``synthetic_rates``:
-    chance of acceptance of slot i given that slots before it were accepted.
+    chance of acceptance of slot i given that slots before it were accepted. ``parents`` as in ``Draft``: logit row
+    1 + i of a row is about the token that follows its node i.
     """
 
     target_logits: torch.Tensor
@@ -57,6 +62,7 @@ class VerifyInputs:
     laws: tuple[LawSpan, ...]
     rows: tuple[RowInputs, ...]
     synthetic_rates: tuple[float, ...] = ()
+    parents: tuple[int, ...] | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -66,6 +72,17 @@ class VerifyInputs:
     def slot_starts(self) -> list[int]:
         """``[batch + 1]``: where each row's draft slots start; its logit rows start at this plus its index."""
         return cumulative(self.num_draft_tokens)
+
+    @property
+    def trees(self) -> list[Tree | None]:
+        """Per row its tree; None for chains."""
+        return split_trees(self.parents, self.num_draft_tokens)
+
+    @property
+    def max_depth(self) -> int:
+        """Most draft tokens that a row can accept."""
+        rows = zip(self.trees, self.num_draft_tokens, strict=True)
+        return max((count if tree is None else tree.max_depth for tree, count in rows), default=0)
 
 
 def slot_laws(laws: Sequence[LawSpan]) -> list[tuple[Law, int]]:
@@ -91,10 +108,22 @@ def _row(params: SamplingParams, rule: Rule, seed: int, position: int, step: int
 def build_inputs(
     batch: Batch, draft: Draft, target_logits: torch.Tensor, rule: Rule, synthetic_rates: Sequence[float] = ()
 ) -> VerifyInputs:
-    """The problem of one step: ``rule`` for random rows, ``greedy`` for greedy ones."""
+    """The problem of one step: ``rule`` for random rows, ``greedy`` for greedy ones.
+
+    ``standard`` and ``block`` are rules for chains: rows with a tree are verified by ``match``, which only emits the
+    target's own draws and so needs no law.
+    """
     rows = tuple(
-        _row(request.sampling_params, rule, request.seed, len(token_ids), step)
-        for request, token_ids, step in zip(batch.requests, batch.token_ids, batch.num_verify_steps, strict=True)
+        _row(
+            request.sampling_params,
+            "match" if tree is not None and rule in ("standard", "block") else rule,
+            request.seed,
+            len(token_ids),
+            step,
+        )
+        for request, token_ids, step, tree in zip(
+            batch.requests, batch.token_ids, batch.num_verify_steps, draft.trees(), strict=True
+        )
     )
     return VerifyInputs(
         target_logits=target_logits,
@@ -103,4 +132,5 @@ def build_inputs(
         laws=tuple(draft.laws),
         rows=rows,
         synthetic_rates=tuple(synthetic_rates),
+        parents=draft.parents,
     )

@@ -11,7 +11,7 @@ from specplug.errors import ConfigError
 from specplug.hooks.markers import hookimpl
 from specplug.types import Batch, Draft, Verification
 from specplug.verify.checks import check_inputs
-from specplug.verify.dispatch import Verifier, verifier_for
+from specplug.verify.dispatch import Verifier, say_once, verifier_for
 from specplug.verify.inputs import Rule, build_inputs
 from specplug.verify.synthetic import conditional_rates
 
@@ -54,12 +54,14 @@ class BuiltinVerifier:
 
     @property
     def method_effective(self) -> str:
-        """The rule that random rows are really verified by."""
+        """The rule that random rows are really verified by; those with a tree by ``match`` instead of ``standard``."""
         return self._rule
 
     @hookimpl(trylast=True)
     def specplug_verify(self, batch: Batch, draft: Draft, target_logits: torch.Tensor) -> Verification:
         """Decide the step. Raises ``TensorError`` where shapes, dtypes or devices do not fit."""
+        if draft.parents is not None and self._rule in ("standard", "block"):
+            say_once("verification: draft trees are verified by match, because standard and block take chains")
         inputs = build_inputs(batch, draft, target_logits, self._rule, self._rates)
         check_inputs(inputs, self.vocab_size)
         if self._verifier is None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specplug.trees import ROOT, Tree
 from specplug.types import Dense, Indirect, Law, Verification
 from specplug.verify import noise
 from specplug.verify.inputs import RowInputs, Rule, VerifyInputs, slot_laws
@@ -68,6 +69,8 @@ class RowProblem:
 
     ``draft_laws(i)`` is the law that draft token i was drawn from: all mass on the token itself where it is
     certain or its law is unknown. It is asked only for slots that hold a token.
+    With a ``tree`` the draft tokens are its nodes, and ``target_laws(i + 1)`` is the law of the token after node i
+    given the tokens on its path.
     """
 
     row: RowInputs
@@ -76,6 +79,15 @@ class RowProblem:
     target_laws: Callable[[int], Chances]
     draft_laws: Callable[[int], Chances]
     rates: tuple[float, ...] = ()
+    tree: Tree | None = None
+
+    def next_node(self, node: int, token_id: int) -> int | None:
+        """The first draft token behind ``node`` (or ``ROOT``) that is ``token_id``."""
+        if self.tree is not None:
+            children: Sequence[int] = self.tree.children(node)
+        else:
+            children = range(node + 1, min(node + 2, len(self.drafts)))
+        return next((child for child in children if self.drafts[child] == token_id), None)
 
     def is_token(self, slot: int) -> bool:
         """A placeholder (-1) or an id past the vocabulary is no token: it ends the chain."""
@@ -145,16 +157,18 @@ def residual(target: Chances, draft: Chances, weight: float = 1.0) -> Chances:
 
 
 def match(problem: RowProblem, chance: Chance) -> list[int]:
-    """Sample-and-match: emit the target's own draw at every slot, go on while the draft said the same.
+    """Sample-and-match: emit the target's own draw, go on from a draft token here that says the same.
 
-    Never biased by the drafts, whatever they are, because only target draws are emitted.
+    Never biased by the drafts, whatever they are, because only target draws are emitted. In a tree the draw is that
+    of the node reached, and descends to the child with that token: of all rules for a tree of certain tokens the one
+    that accepts most (SpecInfer, Miao et al., 2024, with certain candidates).
     """
     emitted: list[int] = []
-    for slot, draft_id in enumerate(problem.drafts):
-        emitted.append(chance.draw(slot, problem.target_laws(slot)))
-        if emitted[-1] != draft_id:
-            return emitted
-    return [*emitted, chance.draw(len(problem.drafts), problem.target_laws(len(problem.drafts)))]
+    node: int | None = ROOT
+    while node is not None:
+        emitted.append(chance.draw(len(emitted), problem.target_laws(node + 1)))
+        node = problem.next_node(node, emitted[-1])
+    return emitted
 
 
 def greedy(problem: RowProblem, chance: Chance) -> list[int]:
@@ -292,7 +306,7 @@ class PhiloxChance:
 
 def verify_reference(inputs: VerifyInputs) -> Verification:
     """Every row of ``inputs`` by its rule, slowly. Rows that need unusable logits emit id 0 alone and are flagged."""
-    outputs, invalid = [], []
+    outputs, invalid, paths = [], [], []
     for number in range(len(inputs.rows)):
         problem = row_problem(inputs, number)
         try:
@@ -301,13 +315,29 @@ def verify_reference(inputs: VerifyInputs) -> Verification:
         except UnusableRowError:
             outputs.append([0])
             invalid.append(True)
-    width = max(inputs.num_draft_tokens, default=0) + 1
+        paths.append(_path(problem, outputs[-1][:-1]))
+    width = inputs.max_depth + 1
     padded = [tokens + [-1] * (width - len(tokens)) for tokens in outputs]
+    indices = [path + [-1] * (width - 1 - len(path)) for path in paths]
     return Verification(
         output_token_ids=torch.tensor(padded, dtype=torch.int32).reshape(len(outputs), width),
         num_accepted_tokens=torch.tensor([len(tokens) - 1 for tokens in outputs], dtype=torch.int32),
         is_invalid=torch.tensor(invalid, dtype=torch.bool),
+        accepted_draft_indices=None
+        if inputs.parents is None
+        else torch.tensor(indices, dtype=torch.int32).reshape(len(outputs), width - 1),
     )
+
+
+def _path(problem: RowProblem, accepted: Sequence[int]) -> list[int]:
+    """The nodes of accepted tokens; of a chain its first ones."""
+    if problem.tree is None:
+        return list(range(len(accepted)))
+    path: list[int] = []
+    for token_id in accepted:
+        node = problem.next_node(path[-1] if path else ROOT, token_id)
+        path += [] if node is None else [node]
+    return path
 
 
 def row_problem(inputs: VerifyInputs, number: int) -> RowProblem:
@@ -323,4 +353,5 @@ def row_problem(inputs: VerifyInputs, number: int) -> RowProblem:
         law, index = laws[slot]
         return draft_law(law, index, drafts[slot], inputs.vocab_size)
 
-    return RowProblem(row, inputs.vocab_size, drafts, target, draft, inputs.synthetic_rates)
+    tree = inputs.trees[number]
+    return RowProblem(row, inputs.vocab_size, drafts, target, draft, inputs.synthetic_rates, tree)

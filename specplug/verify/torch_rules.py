@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specplug.trees import ROOT, Tree
 from specplug.types import Dense, Indirect, Law, Verification
 from specplug.verify import filters, noise
 from specplug.verify.inputs import RowInputs, Rule, VerifyInputs, slot_laws
@@ -63,13 +64,17 @@ def _draw_noise(inputs: VerifyInputs) -> list[_Noise]:
     result = [_NO_NOISE] * len(inputs.rows)
     if not numbers:
         return result
+    depths = [
+        count if tree is None else tree.max_depth
+        for count, tree in zip(inputs.num_draft_tokens, inputs.trees, strict=True)
+    ]
     seeds: list[int] = []
     purposes: list[int] = []
     steps: list[int] = []
     positions: list[int] = []
     ends = [0]
     for number in numbers:
-        row, count = inputs.rows[number], inputs.num_draft_tokens[number] + 1
+        row, count = inputs.rows[number], depths[number] + 1
         is_match = row.rule == "match"
         seeds += [row.seed] * count
         purposes += [int(Purpose.TARGET if is_match else Purpose.RECOVER)] * count
@@ -106,10 +111,22 @@ class _Walk:
         self.first_logit_row = self.slot_start + number
         self.drafts = step.draft_ids[self.slot_start : step.slot_starts[number + 1]]
         self.noise = step.noise[number]
+        self.tree = step.trees[number]
+        self.path: list[int] = []
+        """In a tree, the nodes accepted so far."""
 
     def logits(self, slot: int) -> Floats:
-        """``[vocab]`` float32 of logit row ``slot`` of this request."""
-        return self.step.logits(self.first_logit_row + slot)
+        """``[vocab]`` float32 of the logit row behind ``slot`` draft tokens, in a tree those of the path so far."""
+        row = slot if self.tree is None else (self.path[slot - 1] + 1 if slot else 0)
+        return self.step.logits(self.first_logit_row + row)
+
+    def descend(self, tree: Tree, token_id: int | None) -> bool:
+        """Go on to the first child of the node reached that holds ``token_id``; whether there is one."""
+        for node in tree.children(self.path[-1] if self.path else ROOT):
+            if self.drafts[node] == token_id:
+                self.path.append(node)
+                return True
+        return False
 
     def is_token(self, slot: int) -> bool:
         """False for a placeholder or an id past the vocabulary, where the chain stops."""
@@ -223,6 +240,7 @@ class _Step:
         """The slot whose law the draft buffer holds."""
         self.draft_ids: list[int] = inputs.draft_token_ids.tolist()
         self.slot_starts = inputs.slot_starts
+        self.trees = inputs.trees
         self.laws = slot_laws(inputs.laws)
         self.noise = _draw_noise(inputs)
         logits = inputs.target_logits.detach()
@@ -241,6 +259,11 @@ class _Step:
 def _walk_choices(walk: _Walk, choose: Callable[[int], int | None]) -> list[int | None]:
     """Emit what the target chooses; go on while the draft said the same."""
     output: list[int | None] = []
+    if walk.tree is not None:
+        output.append(choose(0))
+        while walk.descend(walk.tree, output[-1]):
+            output.append(choose(len(output)))
+        return output
     for slot, draft_id in enumerate(walk.drafts):
         output.append(choose(slot))
         if output[-1] != draft_id:
@@ -366,14 +389,15 @@ class TorchRules:
             self._vocab_size = inputs.vocab_size
             self._buffers = _Weights(inputs.vocab_size), _Weights(inputs.vocab_size)
         step = _Step(inputs, *self._buffers)
-        outputs = [_WALKS[row.rule](_Walk(step, number)) for number, row in enumerate(inputs.rows)]
-        return _collect(outputs, inputs)
+        walks = [_Walk(step, number) for number in range(len(inputs.rows))]
+        outputs = [_WALKS[walk.row.rule](walk) for walk in walks]
+        return _collect(outputs, [walk.path if walk.tree else None for walk in walks], inputs)
 
 
-def _collect(outputs: list[list[int | None]], inputs: VerifyInputs) -> Verification:
+def _collect(outputs: list[list[int | None]], paths: list[list[int] | None], inputs: VerifyInputs) -> Verification:
     """Pad with -1. A row that needed unusable logits emits id 0 alone, which is in range, and is flagged."""
     outputs = [row if row[-1] is not None else [None] for row in outputs]
-    width = max(inputs.num_draft_tokens, default=0) + 1
+    width = (max(inputs.num_draft_tokens, default=0) if inputs.parents is None else inputs.max_depth) + 1
     padded = [[0 if token is None else token for token in row] + [-1] * (width - len(row)) for row in outputs]
     device = inputs.target_logits.device
     invalid = [row[-1] is None for row in outputs]
@@ -381,4 +405,15 @@ def _collect(outputs: list[list[int | None]], inputs: VerifyInputs) -> Verificat
         output_token_ids=torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(outputs), width),
         num_accepted_tokens=torch.tensor([len(row) - 1 for row in outputs], dtype=torch.int32, device=device),
         is_invalid=torch.tensor(invalid, dtype=torch.bool, device=device),
+        accepted_draft_indices=None if inputs.parents is None else _indices(outputs, paths, width - 1).to(device),
     )
+
+
+def _indices(outputs: list[list[int | None]], paths: list[list[int] | None], width: int) -> torch.Tensor:
+    """``[batch, width]`` int32: each row's accepted draft tokens, of a chain the first ones."""
+    accepted = [
+        list(range(len(row) - 1)) if path is None else path[: len(row) - 1]
+        for row, path in zip(outputs, paths, strict=True)
+    ]
+    padded = [nodes + [-1] * (width - len(nodes)) for nodes in accepted]
+    return torch.tensor(padded, dtype=torch.int32).reshape(len(outputs), width)

@@ -51,7 +51,7 @@ def test_unknown_rules_are_refused(rule: str) -> None:
 
 
 def test_B135_without_a_gpu_torch_verifies_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    dispatch._say_once.cache_clear()
+    dispatch.say_once.cache_clear()
     with caplog.at_level(logging.INFO, "specplug.verify"):
         assert isinstance(dispatch.verifier_for(torch.device("cpu")), TorchRules)
         assert isinstance(dispatch.verifier_for(torch.device("cpu")), TorchRules)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from specplug.errors import TensorError
 from specplug.testing.verify_cases import VerifyCase, differences, random_inputs
-from specplug.types import Dense, Indirect, Verification
+from specplug.trees import chain_parents
+from specplug.types import Dense, Indirect, LawSpan, OneHot, Verification
+from specplug.verify.checks import check_inputs
+from specplug.verify.inputs import RowInputs, VerifyInputs
 from specplug.verify.reference import verify_reference
 from specplug.verify.torch_rules import TorchRules
+from specplug.verify.trees import verify_trees
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -39,6 +45,68 @@ def test_equals_the_reference(vocab_size: int, variant: str) -> None:
 def test_equals_the_reference_at_real_vocabularies(vocab_size: int) -> None:
     inputs = random_inputs(VerifyCase(vocab_size, batch_size=6, max_drafts=2, seed=vocab_size, has_filters=True))
     assert differences(TorchRules().verify(inputs), verify_reference(inputs)) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("vocab_size", [3, 129, 1025])
+def test_trees_equal_the_reference_by_a_walk_and_by_single_rows(vocab_size: int, variant: str) -> None:
+    """Mixed with chains of every rule; the second way is that of implementations that know chains only."""
+    rules, num_branched = TorchRules(), 0
+    for seed in range(12):
+        case = VerifyCase(vocab_size, batch_size=7, max_drafts=9, has_trees=True, seed=seed, **VARIANTS[variant])
+        inputs = random_inputs(case)
+        check_inputs(inputs, vocab_size)
+        expected = verify_reference(inputs)
+        assert differences(rules.verify(inputs), expected) == []
+        assert differences(verify_trees(inputs, rules.verify), expected) == []
+        assert expected.accepted_draft_indices is not None
+        num_branched += sum(any(row[row >= 0].diff() > 1) for row in expected.accepted_draft_indices)
+    assert num_branched >= 3, "the cases must accept paths that leave out nodes"
+
+
+def test_a_tree_of_width_1_is_the_chain() -> None:
+    for seed in range(6):
+        chains = random_inputs(VerifyCase(129, batch_size=6, max_drafts=5, rules=("greedy", "match"), seed=seed))
+        parents = tuple(parent for count in chains.num_draft_tokens for parent in chain_parents(count))
+        expected = TorchRules().verify(chains)
+        for found in (
+            TorchRules().verify(replace(chains, parents=parents)),
+            verify_reference(replace(chains, parents=parents)),
+        ):
+            indices = found.accepted_draft_indices
+            assert indices is not None
+            assert differences(replace(found, accepted_draft_indices=None), expected) == []
+            assert [row[row >= 0].tolist() for row in indices] == [list(range(n)) for n in expected.num_accepted_tokens]
+
+
+def test_nan_behind_a_node_that_is_not_reached_does_not_matter() -> None:
+    logits = torch.full((4, 5), -9.0)
+    for row, token_id in enumerate((1, 3, 2, 4)):
+        logits[row, token_id] = 9.0
+    logits[1] = torch.nan  # behind node 0, a sibling of the accepted node 1
+    one_hot = (LawSpan(0, 3, OneHot()),)
+    inputs = VerifyInputs(logits, torch.tensor([0, 1, 2]), (3,), one_hot, (RowInputs("greedy"),), parents=(-1, -1, 1))
+    for found in (TorchRules().verify(inputs), verify_trees(inputs, TorchRules().verify), verify_reference(inputs)):
+        assert found.output_token_ids.tolist() == [[1, 2, 4]]
+        assert found.accepted_draft_indices is not None
+        assert found.accepted_draft_indices.tolist() == [[1, 2]]
+        assert found.is_invalid is not None and not found.is_invalid.any()
+
+
+@pytest.mark.parametrize(
+    ("rule", "parents", "match"),
+    [
+        ("standard", (-1, -1), "parents: expected chains for the rule 'standard', found a tree in row 0"),
+        ("synthetic", (-1, -1), "parents: expected chains for the rule 'synthetic'"),
+        ("match", (-1,), "parents: expected one for each of 2 draft tokens, found 1"),
+        ("match", (1, -1), "parents: expected -1 or an earlier node of row 0 for node 0, found 1"),
+    ],
+)
+def test_trees_that_cannot_be_verified_are_refused(rule: Any, parents: tuple[int, ...], match: str) -> None:
+    one_hot = (LawSpan(0, 2, OneHot()),)
+    inputs = VerifyInputs(torch.zeros(3, 5), torch.tensor([1, 2]), (2,), one_hot, (RowInputs(rule),), parents=parents)
+    with pytest.raises(TensorError, match=re.escape(match)):
+        check_inputs(inputs, 5)
 
 
 def test_nan_matters_only_where_block_needs_the_row() -> None:

@@ -13,6 +13,7 @@ from specplug.verify.kernels.problem import Problem, pack
 from specplug.verify.kernels.residual import residual
 from specplug.verify.kernels.row_stats import row_stats
 from specplug.verify.kernels.walk import walk
+from specplug.verify.trees import verify_trees
 
 __all__ = ["TritonRules", "launch"]
 
@@ -44,6 +45,8 @@ class TritonRules:
 
     def verify(self, inputs: VerifyInputs) -> Verification:
         """Decide every row of checked ``inputs``; tensors stay on the device of the logits."""
+        if inputs.parents is not None:
+            return verify_trees(inputs, self.verify)
         problem = pack(inputs)
         launch(problem)
         return problem.verification()

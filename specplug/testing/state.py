@@ -28,7 +28,7 @@ def num_items(plugin: object, *, ignore: Iterable[object] = ()) -> int:
 
 
 def _length(value: object) -> int:
-    if hasattr(value, "numel") and not isinstance(value, type):
+    if hasattr(value, "numel") and not isinstance(value, type | ModuleType):
         return int(value.numel())
     if isinstance(value, str | type) or not hasattr(value, "__len__"):
         return 0

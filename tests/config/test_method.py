@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,5 +252,7 @@ def test_method_of_another_kind(fault: Any) -> None:
 
 
 def test_third_party_method_with_a_model(resolve: Any, checkpoint: Any) -> None:
-    config = {"method": "other", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2, "max_model_len": 64}
+    folder = checkpoint(**PLAIN)
+    (Path(folder) / "tokenizer.json").touch()
+    config = {"method": "other", "model": folder, "num_speculative_tokens": 2, "max_model_len": 64}
     assert resolve(config | {"use_heterogeneous_vocab": True}).method == "other"

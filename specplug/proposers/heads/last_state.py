@@ -44,8 +44,9 @@ class DraftSlots:
 class LastStateProposer(Proposer):
     """A proposer whose head reads the target's last state, normalised, and the newest token. Write :meth:`draw`.
 
-    Greedy requests, and all without ``is_probabilistic``, get the arg-max of the head's logits (law ``one_hot``); others
-    a draw from the processed logits, which are their law. ``confidence`` is the largest probability of each slot's law.
+    Greedy requests, and all without ``is_probabilistic``, get the arg-max of the head's logits (law ``one_hot``);
+    others a draw from the processed logits, which are their law. ``confidence`` is the largest probability of each
+    slot's law.
     """
 
     def __init__(
@@ -145,8 +146,8 @@ def listed_ids(token_map: torch.Tensor | None, num_rows: int, vocab_size: int, d
     target_ids = token_map.to(device=device, dtype=torch.int64)
     if token_map.is_floating_point() or tuple(token_map.shape) != (num_rows,):
         raise ModelError(
-            f"token_map is {token_map.dtype} of shape {list(token_map.shape)}; it must be {num_rows} whole numbers, the "
-            "target id of each row of the heads"
+            f"token_map is {token_map.dtype} of shape {list(token_map.shape)}; it must be {num_rows} whole numbers, "
+            "the target id of each row of the heads"
         )
     if not 0 <= int(target_ids.min()) <= int(target_ids.max()) < vocab_size:
         raise ModelError(f"token_map names ids outside the target's {vocab_size}; it belongs to another target")

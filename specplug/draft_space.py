@@ -68,24 +68,31 @@ class DraftSpace(ABC):
 class IdentityDraftSpace(DraftSpace):
     """Draft and target share their ids; rows of either vocabulary past the shared ids, its padding, are masked."""
 
-    def __init__(self, vocab_size: int, num_ids: int | None = None) -> None:
-        """``vocab_size``: the target's; ``num_ids``: how many ids both know, by default all of the target's."""
+    def __init__(self, vocab_size: int, num_ids: int | None = None, *, draft_vocab_size: int | None = None) -> None:
+        """``vocab_size``: the target's; ``num_ids``: how many ids both know, by default all of the target's.
+
+        ``draft_vocab_size``: ids that the draft can read, by default all of the target's.
+        """
         self.vocab_size = vocab_size
         self.num_ids = vocab_size if num_ids is None else min(num_ids, vocab_size)
+        self._num_readable = vocab_size if draft_vocab_size is None else draft_vocab_size
         self._seen: dict[str, int] = {}
         self._map: torch.Tensor | None = None
 
     @classmethod
     def between(cls, target: Any, draft: Any) -> IdentityDraftSpace:
         """For a target and a draft, each with ``vocab_size`` and ``tokenizer`` (which may be None)."""
-        sizes = [target.vocab_size, getattr(draft, "vocab_size", target.vocab_size)]
+        draft_vocab_size = getattr(draft, "vocab_size", target.vocab_size)
         tokenizers = [getattr(side, "tokenizer", None) for side in (target, draft)]
-        sizes += [num_token_ids(tokenizer) for tokenizer in tokenizers if tokenizer is not None]
-        return cls(target.vocab_size, min(sizes))
+        sizes = [num_token_ids(tokenizer) for tokenizer in tokenizers if tokenizer is not None]
+        num_ids = min([target.vocab_size, draft_vocab_size, *sizes])
+        return cls(target.vocab_size, num_ids, draft_vocab_size=draft_vocab_size)
 
     def context(self, request_id: str, token_ids: TokenIds) -> DraftContext:
         num_unchanged = min(self._seen.get(request_id, 0), len(token_ids))
         self._seen[request_id] = len(token_ids)
+        if self._num_readable < self.vocab_size:  # the target may write ids of its padding
+            token_ids = TokenIds(token_ids.array.clip(max=self._num_readable - 1))
         return DraftContext(token_ids, num_unchanged)
 
     def forget(self, request_id: str) -> None:

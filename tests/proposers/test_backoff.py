@@ -140,17 +140,3 @@ def test_book_settles_like_offer_and_review() -> None:
         offered.review(text)
         booked.book(5, num_accepted)
     assert booked.standing_down
-
-
-def test_what_a_draft_costs_whatever_its_length_counts_too() -> None:
-    """Drafts of one token, every fifth of which hits: worth it by the token, not by the draft."""
-    cheap, dear = BackOff(10), BackOff(10, tokens_per_draft=5)
-    for step in range(40):
-        cheap.book(1, step % 5 == 0)
-        dear.book(1, step % 5 == 0)
-    assert not cheap.standing_down
-    assert dear.standing_down
-    text = [0]
-    dear.offer([HIT], len(text))
-    dear.review([*text, HIT])
-    assert not dear.standing_down, "a hit pays for its draft"

@@ -196,7 +196,7 @@ class Checkpoint:
             if name in known and tensor.shape != known[name]:
                 yield f'"{name}" has the shape {list(tensor.shape)}, and its config says {list(known[name])}'
         if unknown := [name for name in self.tensors if name not in known and not _is_unused(name)]:
-            yield f"a {self.config.method} head has no tensors like these: {_listed(unknown)}"
+            yield f"{self.config.method} heads have no tensors like these: {_listed(unknown)}"
         yield from self._vocabulary_faults()
         if is_parallel:
             yield from self._mask_faults()

@@ -106,8 +106,6 @@ class CustomClassProposer:
             ]
             drafts = door.step(rows, after_a_gap=self._may_have_skipped)
             self._may_have_skipped = max(lengths, default=0) >= self._skip_length
-            if self._export is not None:
-                self._export.update()
         except Exception as error:  # noqa: BLE001 - vLLM's engine would die of it
             return self._give_up(error, len(sampled_token_ids))
         return drafts

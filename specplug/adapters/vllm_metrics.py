@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,21 +48,33 @@ class MetricsExport:
         name = model_name[0] if isinstance(model_name, list | tuple) and model_name else model_name
         self._source = source
         self._labels = {"model_name": str(name)} if name else {}
-        self._shared = _SharedCounters(self._labels) if os.environ.get("PROMETHEUS_MULTIPROC_DIR") else None
-        self._due = 0.0
-        self._stop = None if port is None else self._serve(port)
-
-    def update(self) -> None:
-        """Once a step; acts once a second."""
-        if self._shared is not None and time.monotonic() >= self._due:
-            self._due = time.monotonic() + UPDATE_INTERVAL_S
-            self._shared.add(self._source())
+        self._stop_serving = None if port is None else self._serve(port)
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            self._thread = threading.Thread(target=self._share, name="specplug-metrics", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        """Stop exporting."""
+        self._is_closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._stop_serving is not None:
+            self._stop_serving()
+            self._stop_serving = None
+
+    def _share(self) -> None:
+        """Beside the steps, which need not wait for it."""
+        counters = _SharedCounters(self._labels)
+        is_last = False
+        while not is_last:
+            is_last = self._is_closed.wait(UPDATE_INTERVAL_S)
+            try:
+                counters.add(self._source())
+            except Exception:
+                _LOGGER.exception("specplug: the counts for /metrics are off")
+                return
 
     def _serve(self, port: int) -> Callable[[], None] | None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import pytest
 from specplug import LLM, SamplingParams
 from specplug.adapters import token_door
 from specplug.adapters.vllm import CustomClassProposer, DraftModelProposer, NgramProposer, WorkerExtension
-from specplug.adapters.vllm_metrics import UPDATE_INTERVAL_S, MetricsExport
+from specplug.adapters.vllm_metrics import MetricsExport
 from specplug.adapters.vllm_options import ENVIRONMENT
 from specplug.adapters.vllm_symbols import SYMBOLS, mismatches
 from specplug.errors import ConfigError
@@ -572,18 +573,27 @@ def test_counts_join_those_of_the_server(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Where vLLM adds up what its processes write, ours are written there too; totals never fall."""
     prometheus_client = pytest.importorskip("prometheus_client")
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    clock = iter([0.0, 0.0, UPDATE_INTERVAL_S / 2, 2 * UPDATE_INTERVAL_S, 2 * UPDATE_INTERVAL_S])
-    monkeypatch.setattr("specplug.adapters.vllm_metrics.time.monotonic", lambda: next(clock))
-    total = 3
-    name = "specplug:test_counts_join"
-    export = MetricsExport(lambda: [Counter(name=name, labels={"source": "a"}, value=total)], model_name="m", port=None)
-    export.update()
-    total = 5
-    export.update()  # too early
+    monkeypatch.setattr("specplug.adapters.vllm_metrics.UPDATE_INTERVAL_S", 0.01)
+    name, total = "specplug:test_counts_join", 3
     sample = {"model_name": "m", "source": "a"}
-    assert prometheus_client.REGISTRY.get_sample_value(f"{name}_total", sample) == 3.0
-    export.update()
-    assert prometheus_client.REGISTRY.get_sample_value(f"{name}_total", sample) == 5.0
+
+    def seen() -> float | None:
+        value: float | None = prometheus_client.REGISTRY.get_sample_value(f"{name}_total", sample)
+        return value
+
+    def wait_for(value: float) -> None:
+        deadline = time.monotonic() + 10
+        while seen() != value and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen() == value
+
+    export = MetricsExport(lambda: [Counter(name=name, labels={"source": "a"}, value=total)], model_name="m", port=None)
+    wait_for(3.0)
+    total = 5
+    wait_for(5.0)
+    total = 9
+    export.close()
+    assert seen() == 9.0, "nothing is lost at the end"
 
 
 def test_workers_without_our_class_have_no_counts() -> None:

@@ -65,6 +65,8 @@ def _describe(
         return f"{where('')}: {message}."
     if error["type"] == "missing" and key not in values:
         return f"{where(key)} is required and missing."
+    if error["type"] == "value_error":  # a validator's own words
+        return f"{where(key)}={show(values.get(key))}: {message}."
     field = model.model_fields.get(field_name(model, key) or key)
     wanted = expectation(field) if field is not None and len(error["loc"]) == 1 else None
     if wanted is None:

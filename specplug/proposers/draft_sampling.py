@@ -163,12 +163,12 @@ def process_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> to
 
 
 def _cut_to_nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> None:
-    """In place. A row whose candidates do not reach ``top_p`` ``[n, 1]`` is left whole."""
+    """In place. A row with ``top_p`` ``[n, 1]`` of 1, or whose candidates do not reach it, is left whole."""
     probs = torch.softmax(scaled, -1)
     likeliest = probs.topk(min(_NUM_CANDIDATES, probs.shape[1])).values
     sums = likeliest.cumsum(-1)
     num_kept = (sums - likeliest < top_p).sum(-1, keepdim=True).clamp_(min=1)
-    least = likeliest.gather(1, num_kept - 1).masked_fill_(sums[:, -1:] < top_p, 0.0)
+    least = likeliest.gather(1, num_kept - 1).masked_fill_((sums[:, -1:] < top_p) | (top_p >= 1.0), 0.0)
     scaled.masked_fill_(probs < least, -torch.inf)
 
 

@@ -87,10 +87,12 @@ class TokenDoor:
         *,
         plugins: Sequence[Mapping[str, Any] | str] = (),
         additional_config: Mapping[str, Any] | None = None,
+        wrappers: Sequence[tuple[str, object]] = (),
         manager: ProcessManager | None = None,
         strict: bool = False,
     ) -> None:
-        """``door``: the server's name, for messages. ``strict``: raise on faults (for tests).
+        """``door``: the server's name, for messages. ``wrappers``: the door's own instances, by name, around those of
+        the configuration. ``strict``: raise on faults (for tests).
 
         Raises ``ConfigError`` with every fault of the configuration, ``PluginError`` for plugins that cannot be built.
         """
@@ -105,7 +107,7 @@ class TokenDoor:
                 f'method "{self.config.method}" reads hidden states, which {door} does not show; run it in specplug.LLM'
             )
         self.hooks = SessionHooks(
-            instances,
+            [*wrappers, *instances],
             vocab_size=target.vocab_size,
             strict=strict,
             trace=manager.trace,

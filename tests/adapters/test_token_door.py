@@ -22,7 +22,13 @@ from specplug.proposers import RowProposer
 from specplug.testing.proposers import FixedProposer, RandomProposer, as_method
 from specplug.types import Request, RequestStep, StepOutcome, TokenIds
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 4,
+    "ngram_backoff": False,  # which looks at the whole batch
+}
 TARGET = DoorTarget(vocab_size=64, max_model_len=512, max_num_seqs=16)
 
 

@@ -1,0 +1,56 @@
+"""Back-off in front of any proposer, for servers where a draft costs something whatever its length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+
+from specplug.hooks.markers import hookimpl
+from specplug.proposers.payoff import Payoff
+from specplug.types import Batch, Draft, Request, cumulative
+
+__all__ = ["StandDown"]
+
+
+class StandDown:
+    """A wrapper around ``specplug_propose``: a draft is cut to what is likely to pay, and dropped if nothing is.
+
+    A draft of n tokens is taken to cost ``draft_price + n * token_price``; what it spares is the number of its tokens
+    that are accepted. Prices are in steps of plain decoding. The chance of a token is that of the request's earlier
+    drafts, the dropped ones included, so a request drafts again as soon as its drafts would have hit.
+    """
+
+    def __init__(self, *, draft_price: float, token_price: float) -> None:
+        """``token_price``: above 0 and below 1."""
+        self._draft_price = draft_price
+        self._token_price = token_price
+        self._payoffs: dict[str, Payoff] = {}
+
+    @hookimpl
+    def specplug_start_request(self, request: Request) -> None:
+        self._payoffs[request.request_id] = Payoff()
+
+    @hookimpl
+    def specplug_finish_request(self, request: Request) -> None:
+        self._payoffs.pop(request.request_id, None)
+
+    @hookimpl(wrapper=True)
+    def specplug_propose(self, batch: Batch) -> Generator[None, Draft | None, Draft | None]:
+        draft = yield
+        if draft is None:
+            return None
+        ids, starts = draft.draft_token_ids.tolist(), cumulative(draft.num_draft_tokens)
+        kept = []
+        for row, (request_id, token_ids) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
+            payoff = self._payoffs[request_id]
+            payoff.review(token_ids)
+            own = ids[starts[row] : starts[row + 1]]
+            payoff.note(own, len(token_ids))
+            kept.append(self._length(payoff.rate, len(own)))
+        return draft.truncate(kept)
+
+    def _length(self, rate: float, num_drafted: int) -> int:
+        """How many of the tokens are likely enough, if all of them together pay for the draft."""
+        num_tokens = min(num_drafted, int(math.log(self._token_price) / math.log(rate)))
+        num_expected = rate * (1.0 - rate**num_tokens) / (1.0 - rate)
+        return num_tokens if num_expected > self._draft_price + self._token_price * num_tokens else 0

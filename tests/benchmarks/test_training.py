@@ -86,12 +86,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_was_trained_loads_and_drafts(name: str, target: Path, trained: Path) -> None:
     config = CONFIGS[name] | {"model": str(trained / name), "num_speculative_tokens": 3}
     assert generate(target, config) == generate(target, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_times_and_acceptance_are_reported(name: str, trained: Path) -> None:
     report = json.loads((trained / name / "training.json").read_text())
@@ -127,3 +129,50 @@ def test_chains_count_until_the_first_wrong_token(scripts: pytest.MonkeyPatch) -
     from training.draft import run_lengths
 
     assert run_lengths([True, True, False, True]) == [2, 1, 0, 1]
+
+
+def test_eagle3_is_unrolled_as_it_drafts(scripts: pytest.MonkeyPatch, target: Path, tmp_path: Path) -> None:
+    """Outputs of the training-time test from one start, and of the plugin's head reading the same tokens in turn."""
+    build = pytest.importorskip("specplug_eagle.build")
+    checkpoint = pytest.importorskip("specplug_eagle.checkpoint")
+    from train_heads import save
+    from training.eagle3 import Eagle3
+    from training.head_data import DraftVocabulary, HeadBatch
+
+    from specplug.config import resolve_engine_args
+    from specplug.models.cache import RaggedCache
+    from specplug.models.loading import load_target
+
+    num_steps, num_read, num_tokens = 3, 7, 14
+    engine, _ = resolve_engine_args(str(target), {"dtype": "float32", "max_model_len": 64})
+    runner = load_target(engine)
+    torch.manual_seed(0)
+    every_third = torch.arange(0, runner.vocab_size, 3)
+    places = torch.full((runner.vocab_size,), -1)
+    places[every_third] = torch.arange(len(every_third))
+    trained = Eagle3(runner.model, (2, 4, 5), DraftVocabulary(every_third, places), num_steps=num_steps)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.copy_((parameter + 0.1 * torch.randn_like(parameter)).bfloat16())
+    save(trained, tmp_path)
+    head, space = build.load_head(checkpoint.Checkpoint.read(tmp_path, "eagle3"), runner, 64)
+
+    token_ids = torch.randint(runner.vocab_size, (1, num_tokens))
+    states = torch.randn(1, num_tokens, 3, runner.hidden_size)
+    nothing = torch.zeros(0)
+    with torch.inference_mode():
+        expected = trained.outputs(HeadBatch(token_ids, states, nothing, nothing, nothing, nothing))
+        cache = RaggedCache(head.windows, max_num_seqs=1, max_model_len=64, max_query_tokens=32, device=runner.device)
+        cache.acquire()
+        ids, features = token_ids[0, 1 : num_read + 1], head.features(states[0, :num_read].flatten(1))
+        for step in range(num_steps):
+            plan = cache.begin([len(ids)])
+            outputs = head.run(ids, features, plan, cache)
+            cache.end()
+            cache.finish([len(ids)])
+            assert torch.allclose(outputs[-1], expected[step][0, num_read - 1 + step], atol=1e-4)
+            logits = trained.lm_head(trained.norm(expected[step][0, num_read - 1 + step]))
+            assert torch.allclose(head.logits(outputs[-1:])[0], logits, atol=1e-3)
+            place = num_read + 1 + step
+            ids, features = token_ids[0, place : place + 1], outputs[-1:]
+    assert torch.equal(space.to_target_ids(torch.arange(len(every_third))), every_third)

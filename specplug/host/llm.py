@@ -191,6 +191,16 @@ class LLM:
         """The session's ``acceptance`` observer, or None when it is blocked."""
         return self._session.hooks.instance(ACCEPTANCE)
 
+    def suspend_target(self) -> None:
+        """Give a borrowed model back as it was until :meth:`resume_target`; requests and plugins keep their state."""
+        with self._lock:
+            self._call_target("suspend")
+
+    def resume_target(self) -> None:
+        """Borrow the model again after :meth:`suspend_target`."""
+        with self._lock:
+            self._call_target("resume")
+
     def close(self) -> None:
         """Abort what is left, tell the plugins, and give a borrowed model back as it was. A second call does nothing.
 
@@ -215,9 +225,13 @@ class LLM:
     # --- inside -----------------------------------------------------------------------------------------
 
     def _return_target(self) -> None:
-        close = getattr(self._target, "close", None)
-        if close is not None:
-            close()
+        self._call_target("close")
+
+    def _call_target(self, method: str) -> None:
+        """Targets that borrow no model need none of these."""
+        call = getattr(self._target, method, None)
+        if call is not None:
+            call()
 
     def _method_names(self) -> Sequence[str]:
         """What a request may name as its ``method``: a composite's children, else the session's own."""

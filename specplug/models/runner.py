@@ -94,10 +94,12 @@ class TargetRunner:
             device=self.device,
         )
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
+        self._layers: tuple[int, ...] = ()
         self._keywords = self._constant_keywords(text_config)
         self._selects_logits = "logits_to_keep" in _parameters(model)
         self._borrow()
         self._is_open = True
+        self._is_suspended = False
 
     def _borrow(self) -> None:
         try:
@@ -129,6 +131,7 @@ class TargetRunner:
         Layer i is the residual stream after i decoder layers (0: the embeddings), before any final norm. Raises
         ValueError for a layer that the model does not have.
         """
+        self._layers = tuple(layers)
         self._taps.set(layers)
 
     def acquire(self, request: Request) -> int:
@@ -170,8 +173,9 @@ class TargetRunner:
         Returns logits ``[num_logits, vocab_size]`` in the model's dtype. Raises ValueError for counts that do not
         fit; the rows keep their lengths if anything is raised.
         """
-        if not self._is_open:
-            raise RuntimeError("the target is closed: its model was given back")
+        if not self._is_open or self._is_suspended:
+            state = "suspended" if self._is_open else "closed"
+            raise RuntimeError(f"the target is {state}: its model was given back")
         if sum(num_query_tokens) != len(input_ids):
             raise ValueError(f"{len(input_ids)} input ids for {sum(num_query_tokens)} query tokens")
         with torch.inference_mode():
@@ -200,12 +204,24 @@ class TargetRunner:
         logits: torch.Tensor = output.logits[0]
         return logits if self._selects_logits else logits[logits_indices]
 
-    def close(self) -> None:
-        """Give the model back as it was: its attention implementation, training mode and no hooks. Twice is fine."""
-        if self._is_open:
-            self._is_open = False
+    def suspend(self) -> None:
+        """Give the model back as it was until :meth:`resume`; the rows keep their state. Twice is fine."""
+        if self._is_open and not self._is_suspended:
+            self._is_suspended = True
             self._taps.set(())
             return_attention(self.model)
+
+    def resume(self) -> None:
+        """Borrow the model again after :meth:`suspend`."""
+        if self._is_open and self._is_suspended:
+            self._borrow()
+            self._taps.set(self._layers)
+            self._is_suspended = False
+
+    def close(self) -> None:
+        """Give the model back as it was: its attention implementation, training mode and no hooks. Twice is fine."""
+        self.suspend()
+        self._is_open = False
 
 
 def _num_logits(model: Any) -> int:

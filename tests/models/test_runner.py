@@ -352,3 +352,28 @@ def test_a_model_that_cannot_be_driven_is_named_and_left_as_it_was(name: str, ma
         finally:
             runner.close()
     assert model.config._attn_implementation == attention
+
+
+def test_a_suspended_runner_has_given_the_model_back(make_runner: MakeRunner) -> None:
+    model = tiny_model("llama")
+    model.train()
+    attention = model.config._attn_implementation
+    runner = make_runner(model)
+    runner.tap([1])
+    for _ in range(2):
+        runner.suspend()
+    assert model.config._attn_implementation == attention
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    with pytest.raises(RuntimeError, match="suspended"):
+        runner.forward(torch.tensor([1]), [1], torch.tensor([0]))
+    for _ in range(2):
+        runner.resume()
+    runner.acquire(None)  # type: ignore[arg-type]
+    output = runner.forward(torch.tensor([1]), [1], torch.tensor([0]))
+    assert output.hidden_states[1].shape[0] == 1
+    runner.suspend()
+    runner.close()
+    assert model.config._attn_implementation == attention
+    runner.resume()
+    assert model.config._attn_implementation == attention, "closed is closed"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from specplug.demo.models import GEMMA3, SMOLLM2, gemma3_path, smollm2_path
 from specplug.testing import tiny_llama
 from specplug.tli import Vocabulary
 
@@ -115,12 +114,13 @@ def tiny() -> Callable[..., Any]:
 
 @pytest.fixture
 def real_tokenizers() -> Callable[[], dict[str, Any]]:
-    """Those of SmolLM2 and Gemma 3, where ``SPECPLUG_TEST_MODELS`` names a folder with ``smollm2`` and ``gemma3``."""
+    """Those of SmolLM2 and Gemma 3, where their packages are installed."""
 
     def load() -> dict[str, Any]:
-        folder = os.environ.get("SPECPLUG_TEST_MODELS")
-        if not folder:
-            pytest.skip("SPECPLUG_TEST_MODELS names no folder with smollm2 and gemma3")
-        return {name: AutoTokenizer.from_pretrained(Path(folder) / name) for name in ("smollm2", "gemma3")}
+        for package in (SMOLLM2, GEMMA3):
+            if not package.is_installed():
+                pytest.skip(f"{package.name} is not installed: {package.install}")
+        folders = {"smollm2": smollm2_path(), "gemma3": gemma3_path()}
+        return {name: AutoTokenizer.from_pretrained(folder) for name, folder in folders.items()}
 
     return load

@@ -187,6 +187,16 @@ class LLM:
         return self._target.tokenizer
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids of the target are below it."""
+        return self._target.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._target.max_model_len
+
+    @property
     def acceptance(self) -> Any:
         """The session's ``acceptance`` observer, or None when it is blocked."""
         return self._session.hooks.instance(ACCEPTANCE)

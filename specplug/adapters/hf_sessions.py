@@ -1,0 +1,165 @@
+"""The sessions of the transformers door, kept with the model that they drive."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from specplug.errors import RequestError
+from specplug.host.llm import LLM
+from specplug.host.outputs import RequestOutput
+from specplug.sampling_params import SamplingParams
+
+__all__ = ["DoorSession", "session_of", "sessions_of"]
+
+_ATTRIBUTE = "_specplug_sessions"
+_MAX_SESSIONS = 4
+_MIN_ROWS = 8
+_OURS = ("tokenizer", "skip_tokenizer_init", "max_num_seqs")
+
+
+class DoorSession:
+    """An ``LLM`` on a loaded model that is borrowed only while requests run. One call at a time."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        llm.suspend_target()
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.llm.engine_args.max_num_seqs
+
+    @contextmanager
+    def running(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Iterator[Call]:
+        """Requests of these prompts, in steps; whatever interrupts, none of them is left behind."""
+        with self._lock:
+            self._num_calls += 1
+            self.llm.resume_target()
+            call = Call(self.llm, f"call {self._num_calls}")
+            try:
+                for number, (token_ids, each) in enumerate(zip(prompts, params, strict=True)):
+                    call.add(number, token_ids, each)
+                yield call
+            finally:
+                call.abandon()
+                self.llm.suspend_target()
+
+    def close(self) -> None:
+        """End the session."""
+        with self._lock:
+            self.llm.close()
+
+
+class Call:
+    """The requests of one ``generate``; rows are numbered from 0."""
+
+    def __init__(self, llm: LLM, name: str) -> None:
+        self._llm = llm
+        self._name = name
+        self._rows: dict[str, int] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a request is not finished yet."""
+        return bool(self._rows)
+
+    def add(self, row: int, token_ids: Sequence[int], params: SamplingParams) -> None:
+        request_id = f"{self._name}, row {row}"
+        self._llm.add_request(request_id, {"prompt_token_ids": list(token_ids)}, params, output_kind="delta")
+        self._rows[request_id] = row
+
+    def step(self) -> list[tuple[int, RequestOutput]]:
+        """Run one step: row and new output of the requests that got some, or that ended."""
+        return [
+            (self._rows.pop(output.request_id) if output.finished else self._rows[output.request_id], output)
+            for output in self._llm.step()
+        ]
+
+    def stop(self, row: int) -> None:
+        """End a row's request; its last output comes out of the next step."""
+        for request_id, number in self._rows.items():
+            if number == row:
+                self._llm.abort(request_id)
+
+    def abandon(self) -> None:
+        """End what still runs."""
+        for request_id in self._rows:
+            self._llm.abort(request_id)
+        self._rows.clear()
+        while self._llm.has_unfinished_requests():
+            self._llm.step()
+
+
+class _Sessions(dict[str, DoorSession]):
+    """Hangs on the model and goes with it. Copies and pickles of the model begin without sessions."""
+
+    def __deepcopy__(self, memo: Any) -> _Sessions:
+        return _Sessions()
+
+    def __reduce__(self) -> tuple[type[_Sessions], tuple[()]]:
+        return _Sessions, ()
+
+
+def session_of(
+    model: Any,
+    spec: Mapping[str, Any] | str | None,
+    *,
+    plugins: Sequence[Mapping[str, Any] | str],
+    tokenizer: Any,
+    engine: Mapping[str, Any],
+    num_rows: int,
+) -> DoorSession:
+    """The session of this configuration, built on the first call.
+
+    It has rows for ``num_rows`` requests, but for eight at least; where more are needed it is built anew. At most four
+    are kept with a model. Raises what building an ``LLM`` raises.
+    """
+    sessions = sessions_of(model)
+    key = json.dumps([spec, list(plugins), dict(engine), id(tokenizer)], sort_keys=True, default=_identity)
+    session = sessions.pop(key, None)
+    if session is not None and session.max_num_seqs < num_rows:
+        session.close()
+        session = None
+    if session is None:
+        session = DoorSession(_build(model, spec, plugins, tokenizer, engine, num_rows))
+    sessions[key] = session  # the newest is last
+    while len(sessions) > _MAX_SESSIONS:
+        sessions.pop(next(iter(sessions))).close()
+    return session
+
+
+def sessions_of(model: Any) -> dict[str, DoorSession]:
+    """The sessions that are kept with a model, the last used last."""
+    sessions: dict[str, DoorSession] = model.__dict__.setdefault(_ATTRIBUTE, _Sessions())
+    return sessions
+
+
+def _identity(value: object) -> str:
+    return f"{type(value).__name__} {id(value)}"
+
+
+def _build(
+    model: Any,
+    spec: Mapping[str, Any] | str | None,
+    plugins: Sequence[Mapping[str, Any] | str],
+    tokenizer: Any,
+    engine: Mapping[str, Any],
+    num_rows: int,
+) -> LLM:
+    taken = [name for name in _OURS if name in engine]
+    if taken:
+        raise RequestError(f"spec_engine has {', '.join(taken)}, which the call decides; leave them out")
+    return LLM(
+        model,
+        speculative_config=spec,
+        plugins=plugins,
+        tokenizer=tokenizer,
+        skip_tokenizer_init=tokenizer is None,
+        max_num_seqs=max(_MIN_ROWS, 1 << (num_rows - 1).bit_length()),
+        **engine,
+    )

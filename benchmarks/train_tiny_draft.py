@@ -93,7 +93,8 @@ def prepare(args: argparse.Namespace, target: Any) -> tuple[Corpus, dict[str, fl
 
 # --- with the target's tokenizer ------------------------------------------------------------------------------
 
-Made = tuple[LlamaForCausalLM, Any, dict[str, Any]]
+Made = tuple[Any, Any, dict[str, Any]]
+"""Model, tokenizer, and what is reported."""
 
 
 def tiny_draft(folder: str, target: Any, corpus: Corpus, budget: Budget) -> Made:
@@ -225,7 +226,7 @@ def _natural_prefix() -> Iterator[str]:
 
 
 def _rows(ids: torch.Tensor) -> Iterator[torch.Tensor]:
-    return (row for row in ids.split(ROW_TOKENS) if len(row) > 1)
+    return (row for row in torch.split(ids, ROW_TOKENS) if len(row) > 1)
 
 
 def _about(model: LlamaForCausalLM, found: dict[str, Any], held: Any) -> dict[str, Any]:

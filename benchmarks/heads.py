@@ -1,0 +1,344 @@
+"""Heads on the target's hidden states, measured on the demo model: EAGLE-3, the MLP speculator, Medusa.
+
+    python benchmarks/heads.py [PART ...] [--trained FOLDER] [--methods eagle3 mlp medusa] [--pairs 5] [--tokens 32]
+
+Parts: ``speed`` (batch 1, HumanEval, edit and chat prompts: acceptance and speed of every method for 2 to 6 draft
+tokens, then each at its best length in turn with plain decoding and n-gram), ``loop`` (what a draft takes beside its
+layers' matrix products alone), ``extraction`` (decoding with hidden states written to disk, beside without).
+
+The heads are those of ``benchmarks/train_heads.py``. A predicted speed-up is T(1) L / (D + T(K + 1)): measured times T
+of the target's forward with so many tokens and D of a draft, and the measured tokens per step L. All runs are in one
+process on one loaded target. Rows go to ``results/heads_<part>.csv``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from common import circumstances, paired_ratio, wait_until_idle
+from host import Bench, Parts, Row, TimedTarget, ngram, run_parts
+
+KINDS = ("humaneval", "edit", "chat")
+LENGTHS = (2, 3, 4, 5, 6)
+METHODS = {"eagle3": "eagle3", "mlp": "mlp_speculator", "medusa": "medusa"}
+NGRAM_LENGTH = 8
+LOOP_LENGTH = 4
+PROMPT_ROWS = 64
+"""Calls with so many rows read a prompt, and are no part of a draft."""
+REPLAYS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. ``forward_s``: tokens of a decoding step -> median seconds; ``propose_s``: of a draft."""
+
+    tokens_per_s: float
+    tokens_per_step: float
+    acceptance_length: float
+    propose_s: float
+    draft_tokens: float
+    forward_s: dict[int, float]
+
+
+class TimedForwards(TimedTarget):
+    """Keeps the time of every forward since :meth:`clear`."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.steps: list[tuple[int, float]] = []
+
+    def forward(self, input_ids: Any, num_query_tokens: Any, logits_indices: Any) -> Any:
+        output = super().forward(input_ids, num_query_tokens, logits_indices)
+        self.steps.append((self.num_tokens, self.forward_s))
+        return output
+
+    def medians(self) -> dict[int, float]:
+        """Tokens of a step -> median seconds."""
+        sizes = {size for size, _ in self.steps}
+        return {size: statistics.median(s for other, s in self.steps if other == size) for size in sizes}
+
+
+class Rig:
+    """A loaded target that sessions with one configuration each borrow in turn."""
+
+    def __init__(self, bench: Bench) -> None:
+        import torch
+
+        from specplug.config import resolve_engine_args
+        from specplug.models.loading import load_target
+
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        engine, _ = resolve_engine_args(
+            bench.args.model, {"dtype": "bfloat16", "max_num_seqs": 1, "max_model_len": 1024}
+        )
+        self.bench = bench
+        self.target = TimedForwards(load_target(engine))
+
+    def llm(self, config: dict[str, Any] | None) -> Any:
+        from specplug import LLM
+
+        return LLM(self.target, speculative_config=config, max_num_seqs=1, max_model_len=1024, strict=True)
+
+    def run(self, config: dict[str, Any] | None, kind: str) -> Measured:
+        with self.llm(config) as llm:
+            return self.decode(llm, kind)
+
+    def decode(self, llm: Any, kind: str) -> Measured:
+        """The kind's prompts, one after the other."""
+        from specplug import SamplingParams
+        from specplug.demo.measure import decode_in_batches
+
+        params = SamplingParams(temperature=0.0, max_tokens=self.bench.args.tokens, ignore_eos=True)
+        self.target.steps.clear()
+        done = decode_in_batches(llm, self.bench.some(kind, 1), params, 1)
+        totals = llm.acceptance.aggregate()
+        num_drafts = max(1, totals.num_drafts)
+        return Measured(
+            tokens_per_s=done.tokens_per_s,
+            tokens_per_step=totals.tokens_per_step or 1.0,
+            acceptance_length=totals.mean_acceptance_length,
+            propose_s=totals.propose_s / num_drafts,
+            draft_tokens=totals.num_draft_tokens / num_drafts,
+            forward_s=self.target.medians(),
+        )
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """Those asked for that were trained."""
+        folder = Path(self.bench.args.trained)
+        found = [name for name in self.bench.args.methods if (folder / name / "config.json").is_file()]
+        if not found:
+            raise SystemExit(f"{folder} holds no trained heads; run benchmarks/train_heads.py, or give --trained")
+        return found
+
+    def config(self, name: str, k: int) -> dict[str, Any]:
+        return {
+            "method": METHODS[name],
+            "model": str(Path(self.bench.args.trained) / name),
+            "num_speculative_tokens": k,
+        }
+
+
+# --- speed ----------------------------------------------------------------------------------------------------
+
+
+def speed(bench: Bench) -> Iterator[Row]:
+    """Every length once beside plain decoding, then the best of each method in turn with the others."""
+    rig = Rig(bench)
+    rig.run(None, KINDS[0])
+    for kind in KINDS:
+        load = wait_until_idle()
+        best: dict[str, int] = {}
+        for name in rig.methods:
+            plain = rig.run(None, kind)
+            rows = [_swept(rig, plain, name, k, kind) for k in LENGTHS]
+            best[name] = max(rows, key=lambda row: float(row["speed_up"]))["k"]
+            yield from (row | circumstances(load, **bench.versions) for row in rows)
+        yield from _in_turn(rig, best, kind)
+
+
+def _swept(rig: Rig, plain: Measured, name: str, k: int, kind: str) -> Row:
+    drafted = rig.run(rig.config(name, k), kind)
+    speed_up = drafted.tokens_per_s / plain.tokens_per_s
+    predicted = _predicted(plain, drafted, k)
+    cost = drafted.propose_s / drafted.draft_tokens / plain.forward_s[1]
+    print(
+        f"  {kind}, {name} K={k}: acceptance length {drafted.acceptance_length:.2f}, {speed_up:.2f} x plain, "
+        f"{speed_up / predicted:.2f} of predicted, a draft token {cost:.3f} of a forward",
+        flush=True,
+    )
+    return {
+        "what": "one run",
+        "kind": kind,
+        "method": name,
+        "k": k,
+        "mean_acceptance_length": f"{drafted.acceptance_length:.3f}",
+        "tokens_per_step": f"{drafted.tokens_per_step:.3f}",
+        "plain_tokens_per_s": f"{plain.tokens_per_s:.2f}",
+        "tokens_per_s": f"{drafted.tokens_per_s:.2f}",
+        "speed_up": f"{speed_up:.3f}",
+        "predicted": f"{predicted:.3f}",
+        "measured_over_predicted": f"{speed_up / predicted:.3f}",
+        "forward_1_ms": f"{1000 * plain.forward_s[1]:.2f}",
+        "forward_k_ms": f"{1000 * _forward_s(drafted, k):.2f}",
+        "draft_ms": f"{1000 * drafted.propose_s:.2f}",
+        "draft_token_of_forward": f"{cost:.4f}",
+    }
+
+
+def _forward_s(drafted: Measured, k: int) -> float:
+    """Of a step with a full draft, or with the longest that came."""
+    return drafted.forward_s[max(size for size in drafted.forward_s if size <= k + 1)]
+
+
+def _predicted(plain: Measured, drafted: Measured, k: int) -> float:
+    return plain.forward_s[1] * drafted.tokens_per_step / (drafted.propose_s + _forward_s(drafted, k))
+
+
+def _in_turn(rig: Rig, best: dict[str, int], kind: str) -> Iterator[Row]:
+    """Plain, n-gram and every method, round after round; ratios within a round."""
+    configs: dict[str, dict[str, Any] | None] = {"plain": None, "ngram": ngram(NGRAM_LENGTH)}
+    configs |= {name: rig.config(name, k) for name, k in best.items()}
+    load = wait_until_idle()
+    speeds: dict[str, list[float]] = {name: [] for name in configs}
+    for _ in range(rig.bench.args.pairs):
+        for name, config in configs.items():
+            speeds[name].append(rig.run(config, kind).tokens_per_s)
+    for name, k in best.items():
+        for other in ("plain", "ngram"):
+            ratio = paired_ratio(speeds[name], speeds[other])
+            print(f"  {kind}, {name} K={k} / {other}: {ratio}", flush=True)
+            yield {
+                "what": f"in turn, over {other}",
+                "kind": kind,
+                "method": name,
+                "k": k,
+                "tokens_per_s": f"{statistics.median(speeds[name]):.2f}",
+                "other_tokens_per_s": f"{statistics.median(speeds[other]):.2f}",
+                "ratio_median": f"{ratio.median:.3f}",
+                "ratio_low": f"{ratio.low:.3f}",
+                "ratio_high": f"{ratio.high:.3f}",
+                "pairs": ratio.num_pairs,
+                **circumstances(load, **rig.bench.versions),
+            }
+
+
+# --- the drafting loop ----------------------------------------------------------------------------------------
+
+
+def loop(bench: Bench) -> Iterator[Row]:
+    """A draft's time, and that of the same matrix products called one after the other without anything between."""
+    rig = Rig(bench)
+    rig.run(None, "humaneval")
+    for name in rig.methods:
+        load = wait_until_idle()
+        with rig.llm(rig.config(name, LOOP_LENGTH)) as llm:
+            rig.decode(llm, "humaneval")
+            products = Products(llm._session.hooks.instance(METHODS[name]))
+            drafted = rig.decode(llm, "chat")
+            num_drafts = products.num_drafts
+            products_s = products.replay() / num_drafts
+            propose_s = products.propose_s / num_drafts
+        print(
+            f"  {name}, {LOOP_LENGTH} tokens: {1000 * propose_s:.2f} ms, its products {1000 * products_s:.2f} ms, "
+            f"ratio {propose_s / products_s:.2f}",
+            flush=True,
+        )
+        yield {
+            "method": name,
+            "k": LOOP_LENGTH,
+            "unit": "ms per draft",
+            "draft": f"{1000 * propose_s:.3f}",
+            "matrix_products": f"{1000 * products_s:.3f}",
+            "ratio": f"{propose_s / products_s:.3f}",
+            "products_per_draft": f"{products.num_calls / num_drafts:.1f}",
+            "forward_1_ms": f"{1000 * drafted.forward_s.get(1, float('nan')):.2f}",
+            **circumstances(load, **bench.versions),
+        }
+
+
+class Products:
+    """The matrix products that a proposer's drafts consist of, recorded from now on, with the time of the drafts."""
+
+    def __init__(self, proposer: Any) -> None:
+        import torch
+
+        from specplug.models.packing import PackedLinear
+
+        self.num_drafts = 0
+        self.propose_s = 0.0
+        self._calls: list[tuple[Any, Any]] = []
+        networks = [value for value in vars(proposer).values() if isinstance(value, torch.nn.Module)]
+        linears = [
+            m for network in networks for m in network.modules() if isinstance(m, torch.nn.Linear | PackedLinear)
+        ]
+        for module in linears:
+            module.register_forward_pre_hook(self._record)
+        self._propose = proposer.propose
+        proposer.propose = self._timed
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def _record(self, module: Any, args: tuple[Any, ...]) -> None:
+        if args[0].numel() // args[0].shape[-1] < PROMPT_ROWS:
+            self._calls.append((module, args[0].clone()))
+
+    def _timed(self, batch: Any, limits: Any) -> Any:
+        start = time.perf_counter()
+        draft = self._propose(batch, limits)
+        self.propose_s += time.perf_counter() - start
+        self.num_drafts += 1
+        return draft
+
+    def replay(self) -> float:
+        """Seconds of all recorded products, the median of some replays."""
+        import torch
+
+        times = []
+        with torch.inference_mode():
+            for _ in range(REPLAYS):
+                start = time.perf_counter()
+                for module, states in self._calls:
+                    type(module).forward(module, states)
+                times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+
+# --- extraction -----------------------------------------------------------------------------------------------
+
+
+def extraction(bench: Bench) -> Iterator[Row]:
+    """Decoding with ``extract_hidden_states`` beside plain decoding: at most 5 % slower."""
+    rig = Rig(bench)
+    rig.run(None, "chat")
+    load = wait_until_idle()
+    extracting: list[float] = []
+    plain: list[float] = []
+    for _ in range(max(8, bench.args.pairs)):
+        with tempfile.TemporaryDirectory() as folder:
+            config = {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "extract_hidden_states_path": folder,
+            }
+            extracting.append(rig.run(config, "chat").tokens_per_s)
+        plain.append(rig.run(None, "chat").tokens_per_s)
+    ratio = paired_ratio(extracting, plain)
+    print(f"  extracting / plain: {ratio}", flush=True)
+    yield {
+        "first": "extract_hidden_states, default layers",
+        "second": "plain",
+        "unit": "tokens/s",
+        "first_median": f"{statistics.median(extracting):.2f}",
+        "second_median": f"{statistics.median(plain):.2f}",
+        "at_least": 0.95,
+        "ratio_median": f"{ratio.median:.3f}",
+        "ratio_low": f"{ratio.low:.3f}",
+        "ratio_high": f"{ratio.high:.3f}",
+        "pairs": ratio.num_pairs,
+        **circumstances(load, **bench.versions),
+    }
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    from specplug.demo.models import default_cache_dir
+
+    parser.add_argument("--trained", default=str(default_cache_dir(os.environ) / "trained"), metavar="FOLDER")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+
+
+PARTS: Parts = {"speed": speed, "loop": loop, "extraction": extraction}
+
+if __name__ == "__main__":
+    run_parts("heads", __doc__, PARTS, tokens=32, pairs=5, options=_options)

@@ -1,4 +1,5 @@
-"""vLLM on the CPU, eager: plain, n-gram or suffix. The engine is stepped in this process, so steps can be marked."""
+"""vLLM on the CPU, eager: plain, n-gram, suffix, or any class of its ``custom_class``. The engine is stepped in this
+process, so steps can be marked."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +26,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--method", default="plain", choices=METHODS)
+    parser.add_argument("--method", default="plain", help=f"{', '.join(METHODS)}, or the dotted path of a class")
+    parser.add_argument("--additional-config", default="{}", help="JSON, for classes")
     args = parser.parse_args()
     serve(lambda: load(args))
 
@@ -32,7 +35,7 @@ def main() -> None:
 def load(args: Any) -> tuple[dict[str, Any], Run]:
     import vllm
 
-    settings = METHODS[args.method]
+    settings = METHODS.get(args.method, {"method": "custom_class", "model": args.method})
     config = None if settings is None else {**settings, "num_speculative_tokens": args.k}
     llm = vllm.LLM(
         model=args.model,
@@ -40,6 +43,7 @@ def load(args: Any) -> tuple[dict[str, Any], Run]:
         max_model_len=1024,
         max_num_seqs=8,
         speculative_config=config,
+        additional_config=json.loads(args.additional_config),
         enforce_eager=True,
         enable_prefix_caching=False,
     )

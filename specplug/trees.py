@@ -67,6 +67,11 @@ class Tree:
             node = self.parents[node]
         return tuple(reversed(nodes))
 
+    def has_path(self, nodes: Sequence[int]) -> bool:
+        """Whether ``nodes`` is a path from the root, the empty one included."""
+        last = nodes[-1] if nodes else ROOT
+        return ROOT <= last < len(self) and self.path(last) == tuple(nodes)
+
     @cached_property
     def first_path(self) -> tuple[int, ...]:
         """From the root to a leaf by every node's first child: the best where likelier siblings come first."""

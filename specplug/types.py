@@ -471,6 +471,9 @@ class RequestStep:
     or a length limit said 0; ``fault``: its draft was dropped; ``grammar``: the request's grammar rules out its
     first token; ``no_proposal``: the proposer had nothing; or a reason of the proposer's own (``Draft.skip_reasons``),
     such as ``draft_len``: the text is longer than the draft model's context."""
+    num_draft_nodes: int | None = None
+    """Draft tokens that the target read: of a tree all nodes, whereas ``num_draft_tokens`` is its longest path, the
+    most that could be accepted. None: as many as ``num_draft_tokens``."""
 
     @property
     def num_verified_emitted_tokens(self) -> int:
@@ -493,6 +496,8 @@ class StepOutcome:
     """Everything else in the step: plan, packing, commit, advance."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """Plugin faults in this step: reason -> count."""
+    num_flattened_trees: int = 0
+    """Rows whose tree was cut to its first path, because the target or the rule takes chains only."""
 
 
 @dataclass(frozen=True, slots=True)

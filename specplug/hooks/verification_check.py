@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specplug.hooks.faults import Malformed
 from specplug.hooks.step import CurrentCall
-from specplug.types import Verification
+from specplug.trees import Tree
+from specplug.types import Draft, Verification, cumulative
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +34,16 @@ class VerificationCheck:
             raise Malformed("type", f"returned {type(answer).__name__}, not a Verification", _ADVICE)
         draft = self._call.draft
         counts = () if draft is None else draft.num_draft_tokens
-        self._check_shapes(answer, counts)
+        trees = [] if draft is None else draft.trees()
+        depths = [count if tree is None else tree.max_depth for count, tree in zip(counts, trees, strict=True)]
+        self._check_shapes(answer, depths)
         if answer.output_token_ids.device.type == "cpu" and answer.num_accepted_tokens.device.type == "cpu" and counts:
-            self._check_values(answer, counts)
+            self._check_values(answer, depths)
+        if draft is not None and draft.parents is not None:
+            self._check_paths(answer, draft, trees)
         return answer
 
-    def _check_shapes(self, answer: Verification, counts: tuple[int, ...]) -> None:
+    def _check_shapes(self, answer: Verification, counts: Sequence[int]) -> None:
         num_rows, min_width = len(counts), max(counts, default=0) + 1
         ids, accepted = answer.output_token_ids, answer.num_accepted_tokens
         if not self._is_integer(ids) or ids.dim() != 2 or ids.shape[0] != num_rows or ids.shape[1] < min_width:
@@ -55,7 +61,7 @@ class VerificationCheck:
             seen = f"accepted_draft_indices is {_described(indices)}, expected int [{num_rows}, max_depth]"
             raise Malformed("shape", seen, _ADVICE)
 
-    def _check_values(self, answer: Verification, counts: tuple[int, ...]) -> None:
+    def _check_values(self, answer: Verification, counts: Sequence[int]) -> None:
         torch = self._torch
         ids, accepted = answer.output_token_ids, answer.num_accepted_tokens
         is_valid = torch.ones(len(counts), dtype=torch.bool)
@@ -70,6 +76,30 @@ class VerificationCheck:
         if is_out.any().item():
             seen = f"emits id {ids[is_out][0].item()}, the vocabulary has {self._vocab_size} tokens"
             raise Malformed("value", seen, _ADVICE)
+
+    def _check_paths(self, answer: Verification, draft: Draft, trees: Sequence[Tree | None]) -> None:
+        """Accepted nodes must be a path of their row's tree, and the output what stands on it."""
+        indices = answer.accepted_draft_indices
+        if indices is None or indices.shape[1] < max((tree.max_depth for tree in trees if tree is not None), default=0):
+            seen = f"accepted_draft_indices is {_described(indices)} for a draft with trees"
+            raise Malformed("shape", seen, f"{_ADVICE}; give the accepted nodes of every row, [batch, max_depth]")
+        if any(each.device.type != "cpu" for each in (indices, answer.output_token_ids, answer.num_accepted_tokens)):
+            return  # the host looks at them once they are copied
+        ids, starts = draft.draft_token_ids.tolist(), cumulative(draft.num_draft_tokens)
+        rows = zip(trees, indices.tolist(), answer.output_token_ids.tolist(), answer.num_accepted_tokens, strict=True)
+        for row, (tree, nodes, output, count) in enumerate(rows):
+            is_dropped = answer.is_invalid is not None and bool(answer.is_invalid[row])
+            if tree is None or is_dropped:
+                continue
+            path = nodes[: int(count)]
+            if not tree.has_path(path):
+                raise Malformed(
+                    "value", f"accepts the nodes {path} of row {row}, which are no path of its tree", _ADVICE
+                )
+            tokens = [ids[starts[row] + node] for node in path]
+            if output[: len(path)] != tokens:
+                seen = f"emits {output[: len(path)]} for the accepted nodes {path} of row {row}, which hold {tokens}"
+                raise Malformed("value", seen, _ADVICE)
 
     def _is_integer(self, value: Any) -> bool:
         tensor: type[torch.Tensor] = self._torch.Tensor

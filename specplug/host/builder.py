@@ -59,6 +59,7 @@ def build_session(
         num_speculative_tokens=resolved.num_speculative_tokens,
         proposer_name=resolved.plugins[0].name if resolved.method else "",
         verify_method=lambda: verifier.method_effective,
+        verifies_trees=verifier.verifies_trees,
         request_metrics=acceptance.request_metrics if acceptance else lambda request_id: None,
     )
 

@@ -11,6 +11,7 @@ import torch
 
 from specplug.host.grammar import Grammar, apply_masks, cut_drafts
 from specplug.host.logprobs import TokenTexts, processed_logits, token_logprobs
+from specplug.host.paths import DraftPath, draft_paths
 from specplug.host.processing import Block, RequestProcessing, process_logits
 from specplug.host.reasoning import ReasoningSection
 from specplug.types import Draft, cumulative
@@ -99,15 +100,15 @@ def process_step(
     draft_ids = draft.draft_token_ids.tolist()
     blocks: list[Block] = []
     owners: list[RequestState] = []
-    masked: list[tuple[Grammar, list[int], int]] = []
-    for row, state in enumerate(states):
-        drafts = draft_ids[starts[row] : starts[row + 1]]
+    masked: list[tuple[Grammar, DraftPath]] = []
+    for row, (state, tree) in enumerate(zip(states, draft.trees(), strict=True)):
+        paths = draft_paths(draft_ids[starts[row] : starts[row + 1]], starts[row] + row, tree)
         if state.features.processing is not None:
-            blocks.append(_block(state, state.features.processing, starts[row] + row, drafts, logits.shape[1]))
-            owners.append(state)
+            blocks += [_block(state, state.features.processing, path, logits.shape[1]) for path in paths]
+            owners += [state] * len(paths)
         grammar = _caught_up(state)
         if grammar is not None:
-            masked.append((grammar, drafts, starts[row] + row))
+            masked += [(grammar, path) for path in paths]
     raw, processed = logits, logits.float().contiguous()
     if processed is logits and any(state.features.logprobs is not None for state in states):
         raw = raw_logits.keep(logits)
@@ -118,23 +119,30 @@ def process_step(
     return StepLogits(raw, processed)
 
 
-def _block(
-    state: RequestState, processing: RequestProcessing, first_row: int, drafts: Sequence[int], vocab_size: int
-) -> Block:
+def _block(state: RequestState, processing: RequestProcessing, path: DraftPath, vocab_size: int) -> Block:
     # what stands behind a placeholder is never read, so any id may stand for it
-    ids = np.array(drafts, dtype=np.int64).clip(0, vocab_size - 1)
-    return Block(processing, state.span(0, state.num_tokens), state.num_prompt_tokens, first_row, ids)
+    ids = np.array(path.draft_ids, dtype=np.int64).clip(0, vocab_size - 1)
+    return Block(processing, state.span(0, state.num_tokens), state.num_prompt_tokens, path.rows, ids, path.first)
 
 
 def record_logprobs(
-    states: Sequence[RequestState], first_rows: Sequence[int], num_emitted: Sequence[int], logits: StepLogits
+    states: Sequence[RequestState],
+    first_rows: Sequence[int],
+    num_emitted: Sequence[int],
+    logits: StepLogits,
+    accepted: Sequence[Sequence[int] | None] | None = None,
 ) -> None:
-    """Add the log-probabilities of the tokens that a step committed, whoever proposed them."""
+    """Add the log-probabilities of the tokens that a step committed, whoever proposed them.
+
+    ``accepted``: of rows that were trees their accepted nodes, else None.
+    """
     rows, token_ids, num_top, owners = [], [], [], []
-    for state, first_row, count in zip(states, first_rows, num_emitted, strict=True):
+    for state, first_row, count, nodes in zip(
+        states, first_rows, num_emitted, accepted or [None] * len(states), strict=True
+    ):
         if state.features.logprobs is None or not count:
             continue
-        rows.append(_rows_of(state, logits, first_row, count))
+        rows.append(_rows_of(state, logits, _emitting_rows(first_row, count, nodes)))
         token_ids += state.span(state.num_tokens - count, state.num_tokens).tolist()
         num_top += [state.features.logprobs] * count
         owners += [state] * count
@@ -144,11 +152,18 @@ def record_logprobs(
             state.add_logprobs(entry)
 
 
-def _rows_of(state: RequestState, logits: StepLogits, first_row: int, count: int) -> torch.Tensor:
+def _emitting_rows(first_row: int, count: int, nodes: Sequence[int] | None) -> slice | list[int]:
+    """The logit rows that the first ``count`` emitted tokens come from: the root's, then those of accepted tokens."""
+    if nodes is None:
+        return slice(first_row, first_row + count)
+    return [first_row, *(first_row + node + 1 for node in nodes)][:count]
+
+
+def _rows_of(state: RequestState, logits: StepLogits, rows: slice | list[int]) -> torch.Tensor:
     params = state.request.sampling_params
     if params.logprobs_mode == "raw_logprobs":
-        return logits.raw[first_row : first_row + count].float()
-    return processed_logits(logits.processed[first_row : first_row + count], params)
+        return logits.raw[rows].float()
+    return processed_logits(logits.processed[rows], params)
 
 
 def record_prompt_logprobs(state: RequestState, logits: torch.Tensor, first_position: int) -> None:

@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from specplug.errors import RequestError
+from specplug.host.paths import DraftPath
 from specplug.host.reasoning import ReasoningSection
 from specplug.sampling_params import StructuredOutputsParams
+from specplug.trees import Tree
 from specplug.types import Dense, Draft, Indirect, cumulative
 
 __all__ = ["Grammar", "GrammarCompiler", "apply_masks", "cut_drafts"]
@@ -112,15 +114,16 @@ class Grammar:
             if num_fed:
                 matcher.rollback(num_fed)
 
-    def fill(self, draft_ids: Sequence[int], bitmask: torch.Tensor, first_row: int) -> list[int]:
-        """Write the masks of a row's positions into ``bitmask`` ``[num_rows, words]``; returns the rows written."""
+    def fill(self, path: DraftPath, bitmask: torch.Tensor) -> list[int]:
+        """Write the masks of the path's rows into ``bitmask`` ``[num_rows, words]``; returns the rows written."""
         rows: list[int] = []
 
-        def visit(row: int) -> None:
-            self._matcher.fill_next_token_bitmask(bitmask, first_row + row)
-            rows.append(first_row + row)
+        def visit(number: int) -> None:
+            if number >= path.first:
+                rows.append(int(path.rows[number - path.first]))
+                self._matcher.fill_next_token_bitmask(bitmask, rows[-1])
 
-        self.walk(draft_ids, visit)
+        self.walk(path.draft_ids, visit)
         return rows
 
 
@@ -128,16 +131,31 @@ def cut_drafts(grammars: Sequence[Grammar | None], draft: Draft) -> Draft:
     """Cut each row's draft where it leaves its grammar or goes past the grammar's end.
 
     An illegal token that was drawn from a law stays, as the last one: the rule must reject it to keep the target's
-    distribution. Other illegal tokens go.
+    distribution. Other illegal tokens go, and so do all of a tree, with what follows them: its rule needs no law.
     """
     ids = draft.draft_token_ids.tolist()
     starts = cumulative(draft.num_draft_tokens)
-    lengths = list(draft.num_draft_tokens)
-    for row, grammar in enumerate(grammars):
-        if grammar is not None and lengths[row]:
-            num_legal, is_illegal = grammar.walk(ids[starts[row] : starts[row + 1]])
-            lengths[row] = num_legal + int(is_illegal and _is_drawn(draft, starts[row] + num_legal))
-    return draft.truncate(lengths)
+    kept: list[Sequence[int] | None] = [None] * len(draft.num_draft_tokens)
+    for row, (grammar, tree) in enumerate(zip(grammars, draft.trees(), strict=True)):
+        row_ids = ids[starts[row] : starts[row + 1]]
+        if grammar is None or not row_ids:
+            continue
+        if tree is not None:
+            kept[row] = _legal_nodes(grammar, row_ids, tree)
+        else:
+            num_legal, is_illegal = grammar.walk(row_ids)
+            num_kept = num_legal + int(is_illegal and _is_drawn(draft, starts[row] + num_legal))
+            kept[row] = None if num_kept == len(row_ids) else range(num_kept)
+    return draft.select_nodes(kept)
+
+
+def _legal_nodes(grammar: Grammar, draft_ids: Sequence[int], tree: Tree) -> list[int] | None:
+    """The nodes whose whole path the grammar reads, None when those are all."""
+    legal: set[int] = set()
+    for branch in tree.branches:
+        num_legal, _ = grammar.walk([draft_ids[node] for node in branch.nodes])
+        legal.update(branch.nodes[:num_legal])
+    return None if len(legal) == len(tree) else sorted(legal)
 
 
 def _is_drawn(draft: Draft, slot: int) -> bool:
@@ -145,15 +163,12 @@ def _is_drawn(draft: Draft, slot: int) -> bool:
     return isinstance(law, Dense | Indirect)
 
 
-def apply_masks(logits: torch.Tensor, blocks: Sequence[tuple[Grammar, Sequence[int], int]]) -> None:
-    """Rule out what the grammars exclude, in place. ``logits``: ``[num_rows, vocab]`` float32.
-
-    ``blocks``: per row with a grammar the grammar, its draft tokens and its first logit row.
-    """
+def apply_masks(logits: torch.Tensor, paths: Sequence[tuple[Grammar, DraftPath]]) -> None:
+    """Rule out what the grammars exclude along these paths, in place. ``logits``: ``[num_rows, vocab]`` float32."""
     xgrammar = _xgrammar()
     num_words = -(-logits.shape[1] // 32)
     bitmask = torch.full((len(logits), num_words), _ALL_ALLOWED, dtype=torch.int32)
-    rows = [row for grammar, draft_ids, first_row in blocks for row in grammar.fill(draft_ids, bitmask, first_row)]
+    rows = [row for grammar, path in paths for row in grammar.fill(path, bitmask)]
     if rows:
         xgrammar.apply_token_bitmask_inplace(logits, bitmask.to(logits.device), indices=rows)
 

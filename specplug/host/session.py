@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from specplug.hooks import SessionHooks
-from specplug.host.commit import commit
+from specplug.host.commit import commit, entries_to_move, to_host
 from specplug.host.features import (
     RawLogits,
     StepLogits,
@@ -28,6 +29,8 @@ from specplug.models.target import Target, TargetOutput
 from specplug.types import Batch, Draft, RequestStep, SessionSummary, StepOutcome, TokenIds, cumulative
 
 __all__ = ["HostSession"]
+
+logger = logging.getLogger("specplug")
 
 _EMPTY_IDS = TokenIds(np.empty(0, dtype=np.int32))
 
@@ -56,14 +59,18 @@ class HostSession:
         num_speculative_tokens: int,
         proposer_name: str = "",
         verify_method: Callable[[], str] = lambda: "",
+        verifies_trees: bool = True,
         request_metrics: Callable[[str], Any] = lambda request_id: None,
     ) -> None:
+        """``verifies_trees``: False where the session's rule takes chains only."""
         self.target = target
         self.hooks = hooks
         self.scheduler = scheduler
         self.num_speculative_tokens = num_speculative_tokens
         self._proposer_name = proposer_name
         self._verify_method = verify_method
+        self._takes_trees = verifies_trees and getattr(target, "supports_trees", False)
+        self._num_flattened_trees = 0
         self._request_metrics = request_metrics
         self._num_steps = 0
         self._num_requests = 0
@@ -141,7 +148,7 @@ class HostSession:
             raise
 
     def _step(self) -> None:
-        clock = _Clock()
+        clock, num_flattened_before = _Clock(), self._num_flattened_trees
         states, target_rows = self.scheduler.taking_part()
         batch = batch_of(states)
         limits, skip_reasons = self._limits(states, batch)
@@ -157,8 +164,8 @@ class HostSession:
         host_s += clock.lap()
         output = self._forward(work, plan)
         forward_s = clock.lap()
-        steps, verify_s = self._verify_and_commit(work, plan, output, clock)
-        self._keep_and_advance(work, plan, output, steps)
+        steps, accepted_nodes, verify_s = self._verify_and_commit(work, plan, output, clock)
+        self._keep_and_advance(work, plan, output, steps, accepted_nodes)
         self._collect_faults()
         faults, self._step_faults = self._step_faults, {}
         self._num_steps += 1
@@ -173,6 +180,7 @@ class HostSession:
                 verify_s=verify_s,
                 host_s=host_s + clock.lap(),
                 faults=faults,
+                num_flattened_trees=self._num_flattened_trees - num_flattened_before,
             )
         )
         self._collect_outputs({step.request_id for step in steps if step.num_emitted_tokens})
@@ -209,12 +217,24 @@ class HostSession:
         self._collect_faults()  # those of the plan hook do not explain a missing draft
         draft = self.hooks.propose(batch, limits) if any(limits) else None
         reason = "fault" if self._collect_faults() and draft is None else "no_proposal"
-        draft = Draft.empty(len(batch)) if draft is None else draft.to_chains()
+        draft = Draft.empty(len(batch)) if draft is None else self._fit(draft)
         own_reasons = draft.skip_reasons or [None] * len(batch)
         for row, (count, own_reason) in enumerate(zip(draft.num_draft_tokens, own_reasons, strict=True)):
             if not count and skip_reasons[row] is None:
                 skip_reasons[row] = own_reason or reason
         return draft
+
+    def _fit(self, draft: Draft) -> Draft:
+        """The draft, its trees cut to their first paths where they cannot be verified."""
+        if draft.parents is None or self._takes_trees:
+            return draft
+        if not self._num_flattened_trees:
+            logger.warning(
+                "draft trees are cut to their first path: %s takes chains only (counted as num_flattened_trees)",
+                "the target" if not getattr(self.target, "supports_trees", False) else "the verification rule",
+            )
+        self._num_flattened_trees += sum(tree is not None for tree in draft.trees())
+        return draft.to_chains()
 
     def _without_stale_rows(self, work: Work) -> Work:
         """Drop withdrawn rows with their drafts, and draft tokens outside a row's grammar."""
@@ -225,16 +245,21 @@ class HostSession:
 
     def _forward(self, work: Work, plan: StepPlan) -> TargetOutput:
         device = self.target.device
-        return self.target.forward(
+        inputs = (
             plan.input_ids(work, device),
             plan.num_target_tokens(work, len(self.scheduler.running)),
             torch.tensor(plan.layout.positions, dtype=torch.int64, device=device),
         )
+        if work.draft.parents is None:
+            return self.target.forward(*inputs)
+        trees = zip(work.target_rows, work.draft.trees(), strict=True)
+        return self.target.forward(*inputs, trees={row: tree for row, tree in trees if tree is not None})
 
     def _verify_and_commit(
         self, work: Work, plan: StepPlan, output: TargetOutput, clock: _Clock
-    ) -> tuple[list[RequestStep], float]:
-        """The rows with logits, verified and committed; and the seconds that processing and the rule took."""
+    ) -> tuple[list[RequestStep], Mapping[str, Sequence[int]], float]:
+        """The rows with logits, verified and committed; of trees the accepted nodes, by request; and the seconds that
+        processing and the rule took."""
         work = work.select(plan.verify_rows)
         slots = plan.layout.verify_slots
         raw = output.logits if slots is None else output.logits[slots]
@@ -243,28 +268,46 @@ class HostSession:
             logits = process_step(work.states, work.draft, raw, self._raw_logits)
         work, logits = _still_wanted(work, logits)
         if not work.states:
-            return [], clock.lap()
+            return [], {}, clock.lap()
         verification = self.hooks.verify(work.batch, work.draft, logits.processed)
         verify_s = clock.lap()
+        decided = to_host(verification, work.draft)
+        if work.draft.parents is not None:
+            self.target.compact(*entries_to_move(work.states, work.target_rows, decided))
         steps = commit(
-            work.states,
-            work.draft,
-            verification,
-            default_source=self._proposer_name,
-            skip_reasons=work.skip_reasons,
+            work.states, work.draft, decided, default_source=self._proposer_name, skip_reasons=work.skip_reasons
         )
+        nodes = zip(work.states, decided.accepted_nodes, strict=True)
+        accepted_nodes = {state.request_id: of_row for state, of_row in nodes if of_row is not None}
         if self._num_needing_features:
-            self._record_logprobs(work, steps, logits)
-        return steps, verify_s
+            self._record_logprobs(work, steps, accepted_nodes, logits)
+        return steps, accepted_nodes, verify_s
 
-    def _record_logprobs(self, work: Work, steps: Sequence[RequestStep], logits: StepLogits) -> None:
+    def _record_logprobs(
+        self,
+        work: Work,
+        steps: Sequence[RequestStep],
+        accepted_nodes: Mapping[str, Sequence[int]],
+        logits: StepLogits,
+    ) -> None:
         num_emitted = {step.request_id: step.num_emitted_tokens for step in steps}
         first_rows = [start + row for row, start in enumerate(cumulative(work.draft.num_draft_tokens)[:-1])]
         record_logprobs(
-            work.states, first_rows, [num_emitted.get(state.request_id, 0) for state in work.states], logits
+            work.states,
+            first_rows,
+            [num_emitted.get(state.request_id, 0) for state in work.states],
+            logits,
+            [accepted_nodes.get(state.request_id) for state in work.states],
         )
 
-    def _keep_and_advance(self, work: Work, plan: StepPlan, output: TargetOutput, steps: Sequence[RequestStep]) -> None:
+    def _keep_and_advance(
+        self,
+        work: Work,
+        plan: StepPlan,
+        output: TargetOutput,
+        steps: Sequence[RequestStep],
+        accepted_nodes: Mapping[str, Sequence[int]],
+    ) -> None:
         """Roll the target back to what stands, and tell the plugins which tokens were newly computed and kept."""
         committed = {step.request_id for step in steps}
         verified = set(plan.verify_rows)
@@ -283,7 +326,7 @@ class HostSession:
             if state.num_computed_tokens < before + num_query:
                 self.target.rollback(work.target_rows[row], state.num_computed_tokens)
         if kept:
-            self.hooks.advance(_advance_batch(work, plan, output, kept, new_token_ids))
+            self.hooks.advance(_advance_batch(work, plan, output, kept, new_token_ids, accepted_nodes))
 
     def _collect_faults(self) -> bool:
         """Count the plugin faults since the last call; says whether there were any."""
@@ -351,12 +394,31 @@ def _still_wanted(work: Work, logits: StepLogits) -> tuple[Work, StepLogits]:
 
 
 def _advance_batch(
-    work: Work, plan: StepPlan, output: TargetOutput, kept: Sequence[int], new_token_ids: Sequence[TokenIds]
+    work: Work,
+    plan: StepPlan,
+    output: TargetOutput,
+    kept: Sequence[int],
+    new_token_ids: Sequence[TokenIds],
+    accepted_nodes: Mapping[str, Sequence[int]],
 ) -> Batch:
-    starts = [plan.starts[row] for row in kept]
-    hidden_states = {
-        layer: tuple(states[start : start + len(new)] for start, new in zip(starts, new_token_ids, strict=True))
-        for layer, states in output.hidden_states.items()
-    }
     batch = batch_of([work.states[row] for row in kept])
+    if not output.hidden_states:
+        return replace(batch, new_token_ids=tuple(new_token_ids))
+    places = [
+        _kept_places(work, plan, row, len(new), accepted_nodes.get(work.states[row].request_id))
+        for row, new in zip(kept, new_token_ids, strict=True)
+    ]
+    hidden_states = {layer: tuple(states[each] for each in places) for layer, states in output.hidden_states.items()}
     return replace(batch, new_token_ids=tuple(new_token_ids), new_hidden_states=hidden_states)
+
+
+def _kept_places(
+    work: Work, plan: StepPlan, row: int, num_kept: int, accepted_nodes: Sequence[int] | None
+) -> slice | torch.Tensor:
+    """Where the step's query tokens that a row keeps stand among all: first ones, of a tree those on its path."""
+    start = plan.starts[row]
+    if accepted_nodes is None:
+        return slice(start, start + num_kept)
+    first_node = plan.starts[row + 1] - work.draft.num_draft_tokens[row]
+    places = [*range(start, first_node), *(first_node + node for node in accepted_nodes)]
+    return torch.tensor(places[:num_kept])

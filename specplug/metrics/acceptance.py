@@ -30,6 +30,7 @@ class _Tally:
 
     __slots__ = (
         "draft_emitted",
+        "draft_nodes",
         "draft_tokens",
         "drafts",
         "emitted",
@@ -43,7 +44,7 @@ class _Tally:
     )
 
     def __init__(self, num_speculative_tokens: int) -> None:
-        self.steps = self.drafts = self.draft_tokens = self.emitted = self.draft_emitted = 0
+        self.steps = self.drafts = self.draft_tokens = self.draft_nodes = self.emitted = self.draft_emitted = 0
         self.num_speculative_tokens = num_speculative_tokens
         # as long as the longest accepted draft so far, not K, which many requests never come near
         self.num_bins = 0
@@ -58,6 +59,7 @@ class _Tally:
         if row.num_draft_tokens:
             self.drafts += 1
             self.draft_tokens += row.num_draft_tokens
+            self.draft_nodes += row.num_draft_tokens if row.num_draft_nodes is None else row.num_draft_nodes
             self.draft_emitted += row.num_emitted_tokens
             if row.num_verified_accepted_tokens >= self.num_bins:
                 self._make_room(row.num_verified_accepted_tokens + 1)
@@ -91,6 +93,7 @@ class _Tally:
             "num_steps": self.steps,
             "num_drafts": self.drafts,
             "num_draft_tokens": self.draft_tokens,
+            "num_draft_nodes": self.draft_nodes,
             "num_emitted_tokens": self.emitted,
             "num_draft_emitted_tokens": self.draft_emitted,
             "histogram": self._padded(self.histogram),
@@ -119,7 +122,7 @@ class _Totals:
     """What is counted per batch step rather than per request."""
 
     def __init__(self) -> None:
-        self.requests = self.batch_steps = self.prefill_tokens = 0
+        self.requests = self.batch_steps = self.prefill_tokens = self.flattened_trees = 0
         self.propose_s = self.forward_s = self.verify_s = self.host_s = 0.0
         self.faults: dict[str, int] = {}
         self.verify_method_effective: dict[str, int] = {}
@@ -127,6 +130,7 @@ class _Totals:
     def add(self, outcome: StepOutcome) -> None:
         self.batch_steps += 1
         self.prefill_tokens += outcome.num_prefill_tokens
+        self.flattened_trees += outcome.num_flattened_trees
         self.propose_s += outcome.propose_s
         self.forward_s += outcome.forward_s
         self.verify_s += outcome.verify_s
@@ -195,6 +199,7 @@ class AcceptanceMetrics:
             num_requests=totals.requests,
             num_batch_steps=totals.batch_steps,
             num_prefill_tokens=totals.prefill_tokens,
+            num_flattened_trees=totals.flattened_trees,
             propose_s=totals.propose_s,
             forward_s=totals.forward_s,
             verify_s=totals.verify_s,
@@ -217,12 +222,14 @@ class AcceptanceMetrics:
 
 _OWN_COUNTERS = (
     "num_verified_accepted_tokens",
+    "num_draft_nodes",
     "num_steps",
     "num_emitted_tokens",
     "num_draft_emitted_tokens",
     "num_requests",
     "num_batch_steps",
     "num_prefill_tokens",
+    "num_flattened_trees",
 )
 _OWN_TIMES = ("propose", "forward", "verify", "host")
 

@@ -64,6 +64,7 @@ class AcceptanceCounts:
     """Verify steps, drafted or not; each emits at least one token before cuts."""
     num_drafts: int
     num_draft_tokens: int
+    """Draft tokens that could have been accepted: of a tree those on its longest path, else all."""
     num_emitted_tokens: int
     """Tokens emitted by all steps."""
     num_draft_emitted_tokens: int
@@ -72,6 +73,8 @@ class AcceptanceCounts:
     """``[K + 1]``: entry j counts the drafts of which exactly j tokens were accepted and committed."""
     verified_histogram: tuple[int, ...]
     """The same as the rule decided it, before stop and length cuts."""
+    num_draft_nodes: int = 0
+    """Draft tokens that the target read: of trees all nodes, of chains the draft tokens."""
     sources: Mapping[str, SourceTotals] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Decoding steps without a draft: reason -> count."""
@@ -138,6 +141,7 @@ class AcceptanceCounts:
             "num_emitted_tokens": self.num_emitted_tokens,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_rate_per_pos": self.acceptance_rate_per_pos,
+            "num_draft_nodes": self.num_draft_nodes,
             "num_verified_accepted_tokens": self.num_verified_accepted_tokens,
             "verified_mean_acceptance_length": self.verified_mean_acceptance_length,
             "verified_draft_acceptance_rate": self.verified_draft_acceptance_rate,
@@ -173,12 +177,15 @@ class AggregateSpecDecodeMetrics(AcceptanceCounts):
     faults: Mapping[str, int] = field(default_factory=dict)
     verify_method_effective: Mapping[str, int] = field(default_factory=dict)
     """Rule -> batch steps it verified."""
+    num_flattened_trees: int = 0
+    """Trees cut to their first path, because the target or the rule takes chains only."""
 
     def as_dict(self) -> dict[str, Any]:
         return AcceptanceCounts.as_dict(self) | {
             "num_requests": self.num_requests,
             "num_batch_steps": self.num_batch_steps,
             "num_prefill_tokens": self.num_prefill_tokens,
+            "num_flattened_trees": self.num_flattened_trees,
             "propose_s": self.propose_s,
             "forward_s": self.forward_s,
             "verify_s": self.verify_s,
@@ -203,6 +210,7 @@ def merge(parts: Iterable[AcceptanceCounts]) -> AcceptanceCounts:
         num_steps=sum(part.num_steps for part in listed),
         num_drafts=sum(part.num_drafts for part in listed),
         num_draft_tokens=sum(part.num_draft_tokens for part in listed),
+        num_draft_nodes=sum(part.num_draft_nodes for part in listed),
         num_emitted_tokens=sum(part.num_emitted_tokens for part in listed),
         num_draft_emitted_tokens=sum(part.num_draft_emitted_tokens for part in listed),
         histogram=_add_histograms([part.histogram for part in listed]),

@@ -40,6 +40,8 @@ def _draft_lines(counts: AggregateSpecDecodeMetrics) -> Iterator[str]:
     rates = counts.acceptance_rate_per_pos
     if rates is not None:
         yield "per position " + "  ".join(f"{position}: {100 * rate:.0f} %" for position, rate in enumerate(rates, 1))
+    if counts.num_draft_nodes != counts.num_draft_tokens:
+        yield f"trees        {counts.num_draft_nodes} nodes verified, {counts.num_draft_tokens} tokens on longest paths"
     cut = counts.num_verified_accepted_tokens - counts.num_accepted_tokens
     if cut:
         yield f"cut          {cut} accepted tokens discarded by a stop or length limit"

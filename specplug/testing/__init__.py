@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from specplug.testing.rig import CheckFailed, InstalledMethod, MakeProposer, Rig
     from specplug.testing.toys import EOS_TOKEN_ID, MarkovTarget, ScriptedTarget, TableTarget, ToyTarget
+    from specplug.testing.tree_proposers import OracleTreeProposer, RandomTreeProposer
 
 __all__ = [
     "CHECKS",
@@ -34,8 +35,10 @@ __all__ = [
     "MakeProposer",
     "MarkovTarget",
     "OracleProposer",
+    "OracleTreeProposer",
     "ProposerConformance",
     "RandomProposer",
+    "RandomTreeProposer",
     "Rig",
     "SamplingProposer",
     "ScriptedTarget",
@@ -60,6 +63,7 @@ _MODULES = {
         "as_method",
     ),
     "rig": ("CheckFailed", "InstalledMethod", "MakeProposer", "Rig"),
+    "tree_proposers": ("OracleTreeProposer", "RandomTreeProposer"),
     "toys": ("EOS_TOKEN_ID", "MarkovTarget", "ScriptedTarget", "TableTarget", "ToyTarget"),
 }
 _OWNER = {name: module for module, names in _MODULES.items() for name in names}

@@ -57,6 +57,11 @@ class BuiltinVerifier:
         """The rule that random rows are really verified by; those with a tree by ``match`` instead of ``standard``."""
         return self._rule
 
+    @property
+    def verifies_trees(self) -> bool:
+        """False for ``synthetic``, whose rates are those of a chain's positions."""
+        return self._rule != "synthetic"
+
     @hookimpl(trylast=True)
     def specplug_verify(self, batch: Batch, draft: Draft, target_logits: torch.Tensor) -> Verification:
         """Decide the step. Raises ``TensorError`` where shapes, dtypes or devices do not fit."""

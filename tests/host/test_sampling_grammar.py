@@ -12,6 +12,7 @@ import torch
 
 from specplug import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from specplug.host.grammar import Grammar, cut_drafts
+from specplug.host.paths import draft_paths
 from specplug.host.reasoning import ReasoningSection
 from specplug.testing.models import toy_tokenizer
 from specplug.testing.proposers import FixedProposer, OracleProposer, RandomProposer, SamplingProposer
@@ -99,7 +100,8 @@ def test_a_matcher_keeps_committed_tokens_only() -> None:
     assert grammar.walk([1, 2, 3, 4, 4]) == (3, False)
     assert matcher.place == 0
     bitmask = torch.full((5, 1), -1, dtype=torch.int32)
-    assert grammar.fill([1, 2, 3, 4], bitmask, 0) == [0, 1, 2]
+    (path,) = draft_paths([1, 2, 3, 4], 0, None)
+    assert grammar.fill(path, bitmask) == [0, 1, 2]
     assert bitmask[:, 0].tolist() == [2, 4, 8, -1, -1]
     assert grammar.read(torch.tensor([1, 2]).numpy()) is None
     assert matcher.place == 2

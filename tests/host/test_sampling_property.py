@@ -24,6 +24,7 @@ from specplug.hooks import ProcessManager
 from specplug.testing.models import tiny_llama, toy_tokenizer
 from specplug.testing.proposers import AdversarialProposer, OracleProposer, RandomProposer, as_method
 from specplug.testing.toys import MarkovTarget, ToyTarget
+from specplug.testing.tree_proposers import OracleTreeProposer, RandomTreeProposer
 from specplug.types import Batch
 
 pytest.importorskip("xgrammar")
@@ -200,7 +201,7 @@ class Switch:
 class Host:
     """One session for many examples."""
 
-    def __init__(self, target: Any, k: int = 4, rule: str | None = None, **engine: Any) -> None:
+    def __init__(self, target: Any, k: int = 6, rule: str | None = None, **engine: Any) -> None:
         self.switch = Switch()
         manager = ProcessManager()
         manager.register(as_method("scripted", lambda context: self.switch))
@@ -252,6 +253,8 @@ def check_same(host: Host, case: Case) -> list[RequestOutput]:
         OracleProposer(texts, vocab_size=vocab_size, num_right=seed % 4),
         AdversarialProposer(texts, vocab_size=vocab_size),
         RandomProposer(vocab_size, seed=seed),
+        OracleTreeProposer(texts, vocab_size=vocab_size, width=2),
+        RandomTreeProposer(vocab_size, seed=seed),
     ):
         drafted = host.run([prompts[row] for row in order], [params[row] for row in order], proposer)
         for row, output in zip(order, drafted, strict=True):

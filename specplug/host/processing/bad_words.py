@@ -10,7 +10,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from specplug.errors import RequestError
-from specplug.host.processing.block import Block, Ids
+from specplug.host.paths import Ids
+from specplug.host.processing.block import Block
 
 __all__ = ["BadWords", "spell_bad_words"]
 
@@ -40,11 +41,11 @@ class BadWords:
         num_output = min(block.num_output_tokens, self._num_context)
         missing = np.full(self._num_context - num_output, _NO_TOKEN, dtype=np.int64)
         text = np.concatenate((missing, block.token_ids[len(block.token_ids) - num_output :], block.draft_ids))
-        windows: NDArray[np.int64] = sliding_window_view(text, self._num_context)
+        windows: NDArray[np.int64] = sliding_window_view(text, self._num_context)[block.first :]
         contexts = self._contexts
         does_match = ((windows[:, None] == contexts) | (contexts == _ANY)).all(axis=2)
         row, word = np.nonzero(does_match)
-        found: Ids = (block.first_row + row) * vocab_size + self._last_ids[word]
+        found: Ids = block.rows[row] * vocab_size + self._last_ids[word]
         return found
 
 

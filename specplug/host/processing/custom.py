@@ -28,8 +28,8 @@ class CustomProcessors:
         prompt_ids = block.token_ids[: block.num_prompt_tokens].tolist()
         output_ids = block.token_ids[block.num_prompt_tokens :].tolist()
         drafts = block.draft_ids.tolist()
-        for number in range(block.num_rows):
-            row = logits[block.first_row + number]
+        for number, index in enumerate(block.rows.tolist(), block.first):
+            row = logits[index]
             for processor, takes_prompt in self._processors:
                 text = [*output_ids, *drafts[:number]]
                 try:

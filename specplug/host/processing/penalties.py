@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specplug.host.processing.block import Block, Ids, entries
+from specplug.host.paths import Ids
+from specplug.host.processing.block import Block, entries
 from specplug.sampling_params import SamplingParams
 
 __all__ = ["SeenTokens", "apply_penalties"]
@@ -114,8 +115,8 @@ def _penalised(values: torch.Tensor, counts: torch.Tensor, penalties: torch.Tens
 
 
 def _text_edits(blocks: Sequence[tuple[Block, SeenTokens]], vocab_size: int) -> _Edits:
-    where = [entries(block.first_row, block.num_rows, seen.ids, vocab_size) for block, seen in blocks]
-    counts = [np.tile(seen.counts, block.num_rows) for block, seen in blocks]
+    where = [entries(block.rows, seen.ids, vocab_size) for block, seen in blocks]
+    counts = [np.tile(seen.counts, len(block.rows)) for block, seen in blocks]
     penalties = np.stack([seen.penalties for _, seen in blocks], axis=1)
     return _Edits(
         np.concatenate(where), np.concatenate(counts), np.repeat(penalties, [len(each) for each in where], axis=1)
@@ -128,18 +129,20 @@ def _draft_edits(blocks: Sequence[tuple[Block, SeenTokens]], vocab_size: int) ->
     width = int(num_drafts.max(initial=0))
     drafts = np.full((len(blocks), width), _UNSEEN, dtype=np.int64)
     in_text = np.zeros((len(blocks), width), dtype=np.float32)
+    rows = np.zeros((len(blocks), width + 1), dtype=np.int64)
     for index, (block, seen) in enumerate(blocks):
+        rows[index, block.first : num_drafts[index] + 1] = block.rows
         drafts[index, : num_drafts[index]] = block.draft_ids
         in_text[index, : num_drafts[index]] = seen.counts_of(block.draft_ids)
     # how often the token of slot i is drafted in the slots up to the last one before a row
     in_draft = (drafts[:, :, None] == drafts[:, None, :]).cumsum(axis=2)
     slots = np.arange(width)
-    is_before = (slots[:, None] <= slots) & (slots < num_drafts[:, None, None])
+    firsts = np.array([block.first for block, _ in blocks])[:, None, None]
+    is_before = (slots[:, None] <= slots) & (slots < num_drafts[:, None, None]) & (slots + 1 >= firsts)
     number, slot, last = np.nonzero(is_before)
-    first_rows = np.array([block.first_row for block, _ in blocks], dtype=np.int64)
     penalties = np.stack([seen.penalties for _, seen in blocks], axis=1)
     return _Edits(
-        (first_rows[number] + last + 1) * vocab_size + drafts[number, slot],
+        rows[number, last + 1] * vocab_size + drafts[number, slot],
         in_text[number, slot] + in_draft[number, slot, last].astype(np.float32),
         penalties[:, number],
     )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from specplug.host.processing.block import Block, Ids, entries, to_device
+from specplug.host.paths import Ids
+from specplug.host.processing.block import Block, entries, to_device
 from specplug.host.processing.penalties import apply_penalties
 
 __all__ = ["process_logits"]
@@ -48,8 +49,8 @@ def _add_bias(logits: torch.Tensor, blocks: Sequence[Block]) -> None:
     for block in blocks:
         ids, bias = block.processing.bias_ids, block.processing.bias_values
         if ids is not None and bias is not None:
-            where.append(entries(block.first_row, block.num_rows, ids, logits.shape[1]))
-            values.append(np.tile(bias, block.num_rows))
+            where.append(entries(block.rows, ids, logits.shape[1]))
+            values.append(np.tile(bias, len(block.rows)))
     if where:
         logits.view(-1).index_add_(0, to_device(where, logits.device), to_device(values, logits.device))
 
@@ -57,15 +58,19 @@ def _add_bias(logits: torch.Tensor, blocks: Sequence[Block]) -> None:
 def _keep_allowed(logits: torch.Tensor, blocks: Sequence[Block]) -> None:
     for block in blocks:
         if block.processing.allowed_mask is not None:
-            logits[block.first_row : block.first_row + block.num_rows] += block.processing.allowed_mask
+            start, stop = int(block.rows[0]), int(block.rows[-1]) + 1
+            is_run = stop - start == len(block.rows)
+            logits[slice(start, stop) if is_run else to_device([block.rows], logits.device)] += (
+                block.processing.allowed_mask
+            )
 
 
 def _ruled_out(block: Block, vocab_size: int) -> Iterator[Ids]:
     """Entries that bad words and ``min_tokens`` exclude."""
     processing = block.processing
     if processing.bad_words is not None:
-        yield entries(block.first_row, block.num_rows, processing.bad_words.single_ids, vocab_size)
+        yield entries(block.rows, processing.bad_words.single_ids, vocab_size)
         yield processing.bad_words.entries(block, vocab_size)
     if processing.ending_ids is not None:
-        num_rows = min(max(processing.min_tokens - block.num_output_tokens, 0), block.num_rows)
-        yield entries(block.first_row, num_rows, processing.ending_ids, vocab_size)
+        num_rows = max(processing.min_tokens - block.num_output_tokens - block.first, 0)
+        yield entries(block.rows[:num_rows], processing.ending_ids, vocab_size)

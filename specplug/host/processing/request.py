@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from specplug.errors import RequestError
+from specplug.host.paths import Ids
 from specplug.host.processing.bad_words import BadWords, spell_bad_words
-from specplug.host.processing.block import Ids
 from specplug.host.processing.custom import CustomProcessors
 from specplug.host.processing.penalties import SeenTokens
 from specplug.sampling_params import SamplingParams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from training.losses import soft_cross_entropy
 __all__ = ["LastStateHead", "Medusa", "Mlp"]
 
 STEP_WEIGHT = 0.8
+"""Of each step in the loss, relative to the one before."""
 
 
-class LastStateHead(torch.nn.Module):
+class LastStateHead(torch.nn.Module, ABC):
     """From the state that read token t, ``num_steps`` guesses: token t + 2 and the following."""
 
     def __init__(self, target: Any, vocabulary: DraftVocabulary, num_steps: int) -> None:
@@ -27,10 +29,10 @@ class LastStateHead(torch.nn.Module):
         self.num_steps = num_steps
         self._norm = [target.get_decoder().norm]  # not a part of the head
 
+    @abstractmethod
     def guesses(self, states: torch.Tensor, token_ids: torch.Tensor) -> list[torch.Tensor]:
         """Logits ``[n, draft_vocab]`` of each step. ``states`` ``[n, hidden]``, normalised; ``token_ids``
         ``[n, num_steps]``: the tokens from t + 1 on."""
-        raise NotImplementedError
 
     def loss(self, batch: HeadBatch) -> torch.Tensor:
         """Cross entropy on what the target wrote, later steps weighing less."""

@@ -1,6 +1,6 @@
 """Against the speculators package: checkpoints as it saves them, logits and drafts as its own forward gives them.
 
-The goldens were written by ``parity/speculators_reference.py``; where the package is installed, fresh models are compared.
+``parity/speculators_reference.py`` wrote the goldens; where the package is installed, fresh models are compared too.
 """
 
 from __future__ import annotations

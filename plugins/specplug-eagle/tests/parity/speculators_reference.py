@@ -1,7 +1,7 @@
 """EAGLE-3 and P-EAGLE heads built, saved and run by the ``speculators`` package, to compare ours with.
 
-``python speculators_reference.py FOLDER`` writes, for every variant, a tiny checkpoint as ``speculators`` saves it and
-beside it, in a file of its name, texts with the target's states, and what that package's own forward drafts after each of them.
+``python speculators_reference.py FOLDER`` writes, for every variant, a tiny checkpoint as ``speculators`` saves it and,
+in a file beside it, texts with the target's states and what that package's own forward drafts after each of them.
 Needs ``speculators`` 0.9.0; nothing of specplug is used here.
 """
 
@@ -127,7 +127,7 @@ def _draft_in_turn(model: Any, token_ids: torch.Tensor, states: torch.Tensor) ->
     inputs = _padded(model, token_ids, states)
     chosen: list[torch.Tensor] = []
     for depth in range(NUM_DRAFT_TOKENS):
-        with _logits(model) as seen:
+        with _Logits(model) as seen:
             model(**{name: each.clone() for name, each in inputs.items()}, ttt_steps=depth + 1)
         chosen.append(seen[depth][0, last])
         inputs["input_ids"][0, last + 1 + depth] = _to_target(model, chosen[-1].argmax(-1))
@@ -144,7 +144,7 @@ def _draft_at_once(model: Any, token_ids: torch.Tensor, states: torch.Tensor) ->
     core = "speculators.models.peagle.core"
     sample = mock.patch(f"{core}.generate_cod_sample_indices", return_value=(anchors, depths))
     no_loss = mock.patch(f"{core}.compute_metrics", return_value=(None, {}))
-    with sample, no_loss, _logits(model) as seen:
+    with sample, no_loss, _Logits(model) as seen:
         model(
             **inputs,
             position_ids=torch.arange(length)[None],
@@ -154,7 +154,7 @@ def _draft_at_once(model: Any, token_ids: torch.Tensor, states: torch.Tensor) ->
     return torch.cat((seen[0][0, last : last + 1], seen[0][0, length:]))
 
 
-class _logits:  # noqa: N801
+class _Logits:
     """Within it, what the output head returns is collected."""
 
     def __init__(self, model: Any) -> None:

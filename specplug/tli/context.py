@@ -58,6 +58,7 @@ class DraftEncoder:
                 "tokenizer.json (save_pretrained of its fast tokenizer writes one)"
             )
         self._id_of = draft.id_of
+        self._unknown_id: int | None = draft.tokenizer.unk_token_id
         self.prefix: list[int] = self._find_prefix()
         """The begin-of-text token, where the draft's own tokenizer writes one."""
 
@@ -67,11 +68,37 @@ class DraftEncoder:
         return [bos] if bos is not None and ids[:1] == [bos] else []
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids and the characters (start, end) that each covers. What looks like a special token is text."""
+        """Ids and the characters (start, end) that each covers.
+
+        What looks like a special token is text. Characters that the tokenizer has no token for are left out: an
+        unknown token would tell the draft model less than nothing.
+        """
+        try:
+            ids, spans = self._encode(text)
+        except Exception:  # noqa: BLE001 - what tokenizers without an unknown token raise for such a character
+            ids, spans = self._encode_by_character(text)
+        if self._unknown_id in ids:
+            known = [number for number, token_id in enumerate(ids) if token_id != self._unknown_id]
+            return [ids[number] for number in known], [spans[number] for number in known]
+        return ids, spans
+
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         found = self._tokenizer(
             text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
         )
         return found.input_ids, found.offset_mapping
+
+    def _encode_by_character(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for start, character in enumerate(text):
+            try:
+                found, _ = self._encode(character)
+            except Exception:  # noqa: BLE001 - this one has no token
+                continue
+            ids += found
+            spans += [(start, start + 1)] * len(found)
+        return ids, spans
 
     def encode_bytes(self, data: bytes) -> list[int]:
         """Ids of single bytes, for a character that is not complete yet; those without a token are left out."""

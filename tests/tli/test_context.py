@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
 from specplug.testing import toy_tokenizer
 from specplug.tli import Vocabulary, open_space
@@ -184,6 +189,21 @@ def test_B100_a_target_token_that_the_draft_lacks_is_spelled_out(side: Any) -> N
     context = space.context("r", token_ids([0, 1, 1, 0]))
     assert context.token_ids == [3, 1, 2, 1, 2, 3]
     assert space.context("r", token_ids([0, 1, 1, 0, 2])).token_ids == [3, 1, 2, 1, 2, 3]
+
+
+def test_characters_that_the_draft_cannot_write_are_left_out(side: Any) -> None:
+    """Tokenizers raise for them, or write an unknown token."""
+    target = toy_tokenizer(["a", "b", "c"], eos_token_id=None)
+    draft = toy_tokenizer(["x", "c", "a", "?"], eos_token_id=None)
+    assert open_space(side(target), side(draft)).context("r", token_ids([0, 1, 2, 0])).token_ids == [2, 1, 2]
+    words = Tokenizer(WordLevel({"x": 0, "c": 1, "a": 2, "?": 3}, unk_token="?"))
+    words.pre_tokenizer = Split("", "isolated")
+    words.decoder = Fuse()
+    unknown = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
+    assert unknown("abca").input_ids == [2, 3, 1, 2]
+    space = open_space(side(target), side(unknown))
+    assert space.context("r", token_ids([0, 1])).token_ids == [2]
+    assert space.context("r", token_ids([0, 1, 2, 0])).token_ids == [2, 1, 2]
 
 
 def test_a_request_that_begins_again(side: Any, tokenizers: Any) -> None:

@@ -86,10 +86,7 @@ def read_options(vllm_config: Any, method: str) -> VllmOptions:
 
 def _own_keys(server: Any) -> dict[str, Any]:
     values = {key: getattr(server, key, default) for key, default in _OWN_KEYS.items()}
-    found = {key: value for key, value in values.items() if value is not None and value != _OWN_KEYS[key]}
-    if getattr(server, "parallel_drafting", False):
-        found["parallel_drafting"] = True
-    return found
+    return {key: value for key, value in values.items() if value is not None and value != _OWN_KEYS[key]}
 
 
 def _from_environment() -> dict[str, Any]:

@@ -93,7 +93,6 @@ _CONFIG_FIELDS = {
     ("config/speculative.py", "SpeculativeConfig"): (
         "num_speculative_tokens",
         "num_speculative_tokens_per_batch_size",
-        "parallel_drafting",
         "draft_sample_method",
         "rejection_sample_method",
         "suffix_decoding_max_tree_depth",

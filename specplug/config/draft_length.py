@@ -119,16 +119,16 @@ def _check_mtp(work: Resolution, num: int) -> None:
 
 
 def _check_mlp(work: Resolution, num: int) -> None:
-    _check_heads(work, num, work.checkpoint.num_predict_layers if work.checkpoint else None, "speculator")
+    _check_heads(work, num, work.checkpoint.num_predict_layers if work.checkpoint else None, "speculator's")
 
 
 def _check_medusa(work: Resolution, num: int) -> None:
-    _check_heads(work, num, work.checkpoint.num_medusa_heads if work.checkpoint else None, "Medusa heads")
+    _check_heads(work, num, work.checkpoint.num_medusa_heads if work.checkpoint else None, "Medusa heads'")
 
 
 def _check_heads(work: Resolution, num: int, heads: int | None, what: str) -> None:
     if heads is not None and num > heads:
-        work.fault(K_KEY, f"={num} exceeds the {what}'s {heads}: each head drafts one token; use at most {heads}.")
+        work.fault(K_KEY, f"={num} exceeds the {what} {heads}: each head drafts one token; use at most {heads}.")
 
 
 def _check_dflash(work: Resolution, num: int) -> None:

@@ -353,12 +353,16 @@ def counts(proposer: CustomClassProposer) -> dict[str, Any]:
     return worker.specplug_metrics()
 
 
-NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4, "ngram_backoff": False}
 
 
 def suffix_class() -> type[CustomClassProposer]:
     found: type[CustomClassProposer] = pytest.importorskip("specplug_suffix.vllm").SuffixProposer
     return found
+
+
+def options_for(kind: type[CustomClassProposer]) -> dict[str, Any]:
+    return NGRAM if kind is NgramProposer else {"suffix_backoff": False}
 
 
 @pytest.fixture(params=["ngram", "suffix"])
@@ -367,7 +371,7 @@ def proposer_class(request: pytest.FixtureRequest) -> type[CustomClassProposer]:
 
 
 def test_counts_are_the_servers_own(proposer_class: type[CustomClassProposer]) -> None:
-    config = vllm_config(options=NGRAM if proposer_class is NgramProposer else None)
+    config = vllm_config(options=options_for(proposer_class))
     proposer = built(config, proposer_class)
     requests = [request(f"r{seed}", seed=seed) for seed in range(20)]
     runner = MiniRunner(proposer, config, requests)
@@ -381,9 +385,7 @@ def test_counts_are_the_servers_own(proposer_class: type[CustomClassProposer]) -
 
 
 def test_64_requests_with_cancellations_preemptions_and_moving_rows(proposer_class: type[CustomClassProposer]) -> None:
-    config = vllm_config(
-        max_num_seqs=16, num_speculative_tokens=8, options=NGRAM if proposer_class is NgramProposer else None
-    )
+    config = vllm_config(max_num_seqs=16, num_speculative_tokens=8, options=options_for(proposer_class))
     proposer = built(config, proposer_class)
     requests = [request(f"r{seed}", seed=seed, max_tokens=5 + 3 * (seed % 25)) for seed in range(64)]
     runner = MiniRunner(proposer, config, requests, seed=1)

@@ -68,7 +68,7 @@ def write_checkpoint(folder: Path, seed: int = 0) -> Path:
             layer["input_layernorm"] = (hidden,)
         shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
     tensors = {
-        name: torch.randn(shape, generator=generator) * (0.1 if len(shape) == 1 else 0.4) + float(len(shape) == 1)
+        name: torch.randn(shape, generator=generator) * (0.1 if len(shape) == 1 else 0.2) + float(len(shape) == 1)
         for name, shape in shapes.items()
     }
     save_file(tensors, folder / "model.safetensors")

@@ -1,6 +1,6 @@
-"""Against the speculators package: checkpoints as it saves them, logits and drafts as its own forward gives them.
+"""Against code that we did not write: EAGLE-3 and P-EAGLE of the speculators package, EAGLE of vLLM.
 
-``parity/speculators_reference.py`` wrote the goldens; where the package is installed, fresh models are compared too.
+The scripts in ``parity/`` wrote the goldens; where a package is installed, fresh models are compared with it too.
 """
 
 from __future__ import annotations
@@ -40,8 +40,15 @@ def _module(name: str) -> ModuleType:
 def compare(ours: ModuleType, folder: Path, cases: dict[str, torch.Tensor]) -> float:
     """The largest error of any logit; drafts must be equal."""
     config = json.loads((folder / "config.json").read_text())
-    is_parallel = config["speculators_model_type"] == "peagle"
-    proposer = ours.load(folder, num_draft_tokens=NUM_DRAFT_TOKENS, parallel_drafting=is_parallel)
+    kind = config.get("speculators_model_type")
+    proposer = ours.load(
+        folder,
+        num_draft_tokens=NUM_DRAFT_TOKENS,
+        method="eagle3" if kind else "eagle",
+        parallel_drafting=kind == "peagle",
+    )
+    if kind is None:  # the states are what vLLM hands over, normalised already
+        proposer.head._norm = [lambda states: states]
     largest = 0.0
     for number in range(sum(name.startswith("token_ids.") for name in cases)):
         case = {name: cases[f"{name}.{number}"] for name in ("token_ids", "states", "draft_ids", "logits")}
@@ -51,8 +58,8 @@ def compare(ours: ModuleType, folder: Path, cases: dict[str, torch.Tensor]) -> f
     return largest
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_goldens_of_speculators(variant: str, ours: ModuleType) -> None:
+@pytest.mark.parametrize("variant", [*VARIANTS, "eagle"])
+def test_goldens(variant: str, ours: ModuleType) -> None:
     cases = load_file(GOLDENS / f"{variant}.safetensors")
     assert compare(ours, GOLDENS / variant, cases) <= TOLERANCE
 
@@ -63,6 +70,15 @@ def test_fresh_models_of_speculators(variant: str, ours: ModuleType, tmp_path: P
     reference = _module("speculators_reference")
     for seed in (1, 2):
         folder = reference.write(tmp_path / str(seed), variant, seed)
+        assert compare(ours, folder, load_file(folder.with_suffix(".safetensors"))) <= TOLERANCE
+
+
+def test_fresh_models_of_vllm(ours: ModuleType, tmp_path: Path) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed: goldens only")
+    reference = _module("vllm_reference")
+    for seed in (1, 2):
+        folder = reference.write(tmp_path / str(seed), seed)
         assert compare(ours, folder, load_file(folder.with_suffix(".safetensors"))) <= TOLERANCE
 
 

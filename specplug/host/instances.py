@@ -7,7 +7,7 @@ from typing import Any
 
 from specplug.config import ResolvedConfig
 from specplug.draft_space import IdentityDraftSpace
-from specplug.errors import ConfigError, PluginError, PluginLoadError
+from specplug.errors import ConfigError, ModelError, PluginError, PluginLoadError
 from specplug.hooks import SessionHooks
 from specplug.methods import MethodSpec, PluginConfig, PluginContext
 from specplug.types import Session
@@ -45,7 +45,7 @@ class InstanceBuilder:
         spec = self._methods[config.name]
         try:
             instance = spec.factory(config, self._context)
-        except (ConfigError, PluginError):
+        except (ConfigError, ModelError, PluginError):
             raise
         except Exception as error:
             raise PluginLoadError(

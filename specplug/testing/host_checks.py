@@ -200,7 +200,7 @@ def _check_goes_on_after_rejected_eos(make_proposer: MakeProposer, rig: Rig) -> 
         drafts.append(driver.step(follow(text[len(written) :])).drafts["r"])
     driver.close()
     at = next((number for number, draft in enumerate(drafts) if eos in draft), None)
-    if at is not None and not any(drafts[at + 1 :]):
+    if at is not None and at + 1 < len(drafts) and not any(drafts[at + 1 :]):
         raise CheckFailed(
             f"a draft with the end of sequence was rejected, and none came in the {len(drafts) - at - 1} steps after it"
         )

@@ -17,7 +17,7 @@ __all__ = ["DoorSession", "session_of", "sessions_of"]
 
 _ATTRIBUTE = "_specplug_sessions"
 _MAX_SESSIONS = 4
-_MIN_ROWS = 8
+_MIN_ROWS, _MAX_ROWS = 8, 256
 _OURS = ("tokenizer", "skip_tokenizer_init", "max_num_seqs")
 
 
@@ -116,17 +116,18 @@ def session_of(
 ) -> DoorSession:
     """The session of this configuration, built on the first call.
 
-    It has rows for ``num_rows`` requests, but for eight at least; where more are needed it is built anew. At most four
-    are kept with a model. Raises what building an ``LLM`` raises.
+    It has rows for ``num_rows`` requests, 8 at least and 256 at most (more wait for a free one); where more are needed
+    it is built anew. At most four are kept with a model. Raises what building an ``LLM`` raises.
     """
     sessions = sessions_of(model)
+    max_num_seqs = min(max(_MIN_ROWS, 1 << (num_rows - 1).bit_length()), _MAX_ROWS)
     key = json.dumps([spec, list(plugins), dict(engine), id(tokenizer)], sort_keys=True, default=_identity)
     session = sessions.pop(key, None)
-    if session is not None and session.max_num_seqs < num_rows:
+    if session is not None and session.max_num_seqs < max_num_seqs:
         session.close()
         session = None
     if session is None:
-        session = DoorSession(_build(model, spec, plugins, tokenizer, engine, num_rows))
+        session = DoorSession(_build(model, spec, plugins, tokenizer, engine, max_num_seqs))
     sessions[key] = session  # the newest is last
     while len(sessions) > _MAX_SESSIONS:
         sessions.pop(next(iter(sessions))).close()
@@ -149,7 +150,7 @@ def _build(
     plugins: Sequence[Mapping[str, Any] | str],
     tokenizer: Any,
     engine: Mapping[str, Any],
-    num_rows: int,
+    max_num_seqs: int,
 ) -> LLM:
     taken = [name for name in _OURS if name in engine]
     if taken:
@@ -160,6 +161,6 @@ def _build(
         plugins=plugins,
         tokenizer=tokenizer,
         skip_tokenizer_init=tokenizer is None,
-        max_num_seqs=max(_MIN_ROWS, 1 << (num_rows - 1).bit_length()),
+        max_num_seqs=max_num_seqs,
         **engine,
     )

@@ -91,7 +91,7 @@ def read_settings(
             "seed": seed,
             "max_tokens": stops.max_length - len(row.padded_ids),
             "ignore_eos": True,  # this call's end-of-sequence ids, not the model's
-            "stop_token_ids": [token_id for token_id in stops.eos_token_ids if token_id < vocab_size],
+            "stop_token_ids": [token_id for token_id in stops.eos_token_ids if 0 <= token_id < vocab_size],
             "detokenize": False,
         }
         settings.params.append(_params(common, logits_processor, row, is_sampled=is_sampled))

@@ -136,7 +136,8 @@ def _read_rows(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list
         faults.append("the given cache holds tokens already; the cache is specplug's own: pass the whole text instead")
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
-    faults += _mask_faults(mask, model_kwargs.get("position_ids"))
+    if not faults:
+        faults += _mask_faults(mask, model_kwargs.get("position_ids"))
     if faults:
         raise RequestError(f"{_DOOR}: " + "; ".join(faults))
     pairs = zip(input_ids.tolist(), mask.bool().tolist(), strict=True)

@@ -19,7 +19,7 @@ _OLD_RULES = {
     "strict": 'renamed: write "standard"',
     "rejection_sampler": 'renamed: write "standard"',
     "probabilistic": 'it is now draft_sample_method="probabilistic"; the rule is standard, block or synthetic',
-    "typical_acceptance_sampler": "removed from vLLM; a verifier plugin may offer it",
+    "typical_acceptance_sampler": 'removed from vLLM; write "typical" (plugin package specplug-typical, lossy)',
 }
 
 

@@ -58,7 +58,7 @@ def build_session(
         _scheduler(target, max_num_batched_tokens),
         num_speculative_tokens=resolved.num_speculative_tokens,
         proposer_name=resolved.plugins[0].name if resolved.method else "",
-        verify_method=lambda: verifier.method_effective,
+        verify_method=_verify_method(resolved, methods, verifier),
         verifies_trees=verifier.verifies_trees,
         request_metrics=acceptance.request_metrics if acceptance else lambda request_id: None,
     )
@@ -84,6 +84,14 @@ def _scheduler(target: Target, max_num_batched_tokens: int) -> Scheduler:
         max_num_batched_tokens=max_num_batched_tokens,
         max_chunk_tokens=target.max_query_tokens,
     )
+
+
+def _verify_method(
+    resolved: ResolvedConfig, methods: Mapping[str, MethodSpec], verifier: BuiltinVerifier
+) -> Callable[[], str]:
+    """How metrics name the rule: a verifier plugin by its own name."""
+    plugin = next((each.name for each in resolved.plugins if methods[each.name].kind == "verifier"), None)
+    return lambda: plugin or verifier.method_effective
 
 
 def _verifier(target: Target, resolved: ResolvedConfig, laws: frozenset[str]) -> BuiltinVerifier:

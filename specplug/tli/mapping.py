@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specplug.errors import ConfigError
-from specplug.tli.vocabulary import Vocabulary, lowest_ids
+from specplug.tli.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,17 +41,13 @@ class VocabularyMap:
 
 
 def match_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyMap:
-    """Pair equal bytes, the lowest id of each side, and equal roles. Raises ``ConfigError`` where no bytes are shared.
+    """Pair equal bytes, one id of each side, and equal roles. Raises ``ConfigError`` where no bytes are shared.
 
     The smaller vocabulary is read and its tokens are looked up in the larger, which is never read as a whole.
     """
     is_target_smaller = target.num_tokens <= draft.num_tokens
     small, large = (target, draft) if is_target_smaller else (draft, target)
-    pairs = [
-        (token_id, other)
-        for data, token_id in lowest_ids(small.items()).items()
-        if (other := large.id_of(data)) is not None
-    ]
+    pairs = [(token_id, other) for data, token_id in small.ids.items() if (other := large.id_of(data)) is not None]
     if not is_target_smaller:
         pairs = [(other, token_id) for token_id, other in pairs]
     if not pairs:

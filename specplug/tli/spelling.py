@@ -29,7 +29,11 @@ class Spelling(ABC):
         """What the token stands for; None when that is no sequence of bytes."""
 
     def forms(self, data: bytes) -> tuple[Any, ...] | None:
-        """Every string that may spell ``data``; None where only a look at all tokens can tell."""
+        """Every string that may spell ``data``, :meth:`byte_form` apart; None where only a look at all tokens tells."""
+        return None
+
+    def byte_form(self, byte: int) -> str | None:
+        """The string of a token that stands in for a byte which no other token covers."""
         return None
 
 
@@ -77,14 +81,16 @@ class Marked(Spelling):
         return token.replace(MARKER, " ").encode("utf-8", "surrogatepass")
 
     def forms(self, data: bytes) -> tuple[str, ...]:
-        as_byte = (f"<0x{data[0]:02X}>",) if self._has_byte_fallback and len(data) == 1 else ()
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            return as_byte
+            return ()
         if MARKER in text or (self._has_byte_fallback and _BYTE_TOKEN.fullmatch(text)):
-            return as_byte  # as a token, this string stands for something else
-        return (text.replace(" ", MARKER), *as_byte)
+            return ()  # as a token, this string stands for something else
+        return (text.replace(" ", MARKER),)
+
+    def byte_form(self, byte: int) -> str | None:
+        return f"<0x{byte:02X}>" if self._has_byte_fallback else None
 
 
 class Raw(Spelling):

@@ -9,7 +9,7 @@ from typing import Any
 from specplug.errors import ConfigError
 from specplug.tli.spelling import Spelling, find_spelling
 
-__all__ = ["Vocabulary", "lowest_ids"]
+__all__ = ["Vocabulary"]
 
 _UNKNOWN_ROLE = "unk_token"  # what "unknown" stands for differs: it is never a counterpart
 _NEEDED = ("get_vocab", "convert_tokens_to_string", "convert_tokens_to_ids", "added_tokens_decoder")
@@ -109,27 +109,49 @@ class Vocabulary:
         """Ids whose string in the vocabulary is not spelled as the others are."""
         return self.special_ids | self._added.keys()
 
-    def id_of(self, data: bytes) -> int | None:
-        """The lowest id that stands for ``data``; looked up, where the spelling allows it."""
-        forms = self.spelling.forms(data)
-        if forms is None:
-            return self._lowest_ids.get(data)
-        lowest = self._added_ids.get(data)
-        for form in forms:
-            token_id = self._token_to_id(form)
-            if token_id is None or token_id >= self.num_ids or token_id in self._apart:
-                continue
-            if lowest is None or token_id < lowest:
-                lowest = token_id
-        return lowest
-
     @cached_property
-    def _lowest_ids(self) -> dict[bytes, int]:
-        return lowest_ids(self.items())
+    def ids(self) -> dict[bytes, int]:
+        """Bytes -> the id that the tokenizer writes for them, of several the lowest. Reads the whole vocabulary."""
+        return self._first_ids(self.items())
 
     @cached_property
     def _added_ids(self) -> dict[bytes, int]:
-        return lowest_ids(self._added_items())
+        return self._first_ids(self._added_items())
+
+    def _first_ids(self, items: Iterable[tuple[int, bytes]]) -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
+        for token_id, data in items:
+            other = found.setdefault(data, token_id)
+            if other != token_id and self._rank(token_id) < self._rank(other):
+                found[data] = token_id
+        return found
+
+    def _rank(self, token_id: int) -> tuple[bool, int]:
+        """A byte token is written only where there is no other."""
+        return token_id in self._byte_ids, token_id
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        forms = [form for byte in range(256) if (form := self.spelling.byte_form(byte)) is not None]
+        return frozenset(token_id for form in forms if (token_id := self._token_to_id(form)) is not None)
+
+    def id_of(self, data: bytes) -> int | None:
+        """``ids[data]``, looked up without reading the whole vocabulary, where the spelling allows it."""
+        forms = self.spelling.forms(data)
+        if forms is None:
+            return self.ids.get(data)
+        lowest = self._added_ids.get(data)
+        for form in forms:
+            token_id = self._find(form)
+            if token_id is not None and (lowest is None or token_id < lowest):
+                lowest = token_id
+        if lowest is None and len(data) == 1 and (byte_form := self.spelling.byte_form(data[0])) is not None:
+            return self._find(byte_form)
+        return lowest
+
+    def _find(self, form: Any) -> int | None:
+        token_id = self._token_to_id(form)
+        return None if token_id is None or token_id >= self.num_ids or token_id in self._apart else token_id
 
     @cached_property
     def _token_to_id(self) -> Callable[[Any], int | None]:
@@ -144,15 +166,6 @@ class Vocabulary:
             find: Callable[[int], Any] = self.tokenizer.backend_tokenizer.id_to_token
             return find
         return {token_id: token for token, token_id in self.tokenizer.get_vocab().items()}.get
-
-
-def lowest_ids(items: Iterable[tuple[int, bytes]]) -> dict[bytes, int]:
-    """Bytes -> the lowest of the ids that stand for them."""
-    found: dict[bytes, int] = {}
-    for token_id, data in items:
-        if found.setdefault(data, token_id) > token_id:
-            found[data] = token_id
-    return found
 
 
 def _check(tokenizer: Any, side: str) -> None:

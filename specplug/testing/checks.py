@@ -25,8 +25,8 @@ __all__ = [
 
 DEFAULT_RIG = Rig()
 
-Drafts = Mapping[tuple[str, int], tuple[int, ...]]
-"""(request id, number of its tokens) -> the draft it got there."""
+Drafts = Mapping[tuple[str, int], tuple[Any, ...]]
+"""(request id, number of its tokens) -> the draft it got there; of a tree (token, parent) pairs."""
 
 
 def check_proposes(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> None:
@@ -44,9 +44,10 @@ def check_contract(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> None:
     """Drafts are well formed at every step and limit; nothing that was handed in is changed.
 
     When it fails: look at how ``specplug_propose`` builds its ``Draft``: one count per row of the batch, at most
-    ``limits[row]`` of it (0 included), target ids, laws that cover every slot once and in order and are declared in
-    the method's capabilities, logits of the very distribution that was sampled. Hooks carry ``@hookimpl`` and no
-    default arguments. ``TokenIds`` and tensors of the batch are read-only.
+    ``limits[row]`` of it (0 included; of a tree all nodes count), target ids, parents before their children, laws that
+    cover every slot once and in order, logits of the very distribution that was sampled. Laws and trees are declared in
+    the method's capabilities. Hooks carry ``@hookimpl`` and no default arguments. ``TokenIds`` and tensors of the batch
+    are read-only.
     """
     driver = _started(make_proposer, rig)
     driver.step()
@@ -115,6 +116,8 @@ def check_leaked_state(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> N
 def check_batch_permutation(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> None:
     """A request's drafts are the same alone, in a batch, in any row, and at a second run with the same seed.
 
+    A shorter draft is allowed in company, since a method may draft less in a large batch.
+
     When it fails: state is kept by row instead of by ``request_id`` (rows move between steps), one request's draft
     looks at another's text, or draws come from a shared random generator: key them by ``request.seed`` and position.
     A method that shares state by design says so with ``shares_state`` in its rig.
@@ -122,15 +125,16 @@ def check_batch_permutation(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG)
     if rig.shares_state:
         return
     named = {f"request {number}": prompt for number, prompt in enumerate(rig.prompts)}
-    alone: dict[tuple[str, int], tuple[int, ...]] = {}
+    alone: dict[tuple[str, int], tuple[Any, ...]] = {}
     for request_id, prompt in named.items():
         alone.update(_drafts(HookDriver(make_proposer, rig), {request_id: prompt}, rig.num_tokens))
     for order in (list(named), list(reversed(named))):
         driver = HookDriver(make_proposer, rig)
         together = _drafts(driver, {request_id: named[request_id] for request_id in order}, rig.num_tokens)
-        _compare(alone, together, f"it ran in a batch of {len(order)}")
+        _compare(*_common(alone, together), f"it ran in a batch of {len(order)}")
     driver = HookDriver(make_proposer, rig)
-    _compare(alone, _staggered(driver, named, rig.num_tokens), "other requests came and went, which moves rows")
+    staggered = _staggered(driver, named, rig.num_tokens)
+    _compare(*_common(alone, staggered), "other requests came and went, which moves rows")
 
 
 def check_rollback(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> None:
@@ -146,18 +150,18 @@ def check_rollback(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) -> None:
         driver = HookDriver(make_proposer, rig)
         driver.start("r", prompt)
         driver.prefill()
-        seen: list[tuple[int, tuple[int, ...]]] = []
+        seen: list[tuple[int, tuple[Any, ...]]] = []
         for number in range(rig.num_tokens // 4):
             position = len(driver.text("r"))
             rule = keep((0, 1, 99, 2)[number % 4], vocab_size=driver.target.vocab_size)
-            seen.append((position, driver.step(rule).drafts["r"]))
+            seen.append((position, _told(driver.step(rule), "r")))
         text = driver.text("r")
         if not rig.shares_state:
             _compare_with_replay(make_proposer, rig, prompt, text, seen)
         driver.close()
 
 
-def text_drafts(make_proposer: MakeProposer, rig: Rig) -> list[list[tuple[int, ...]]]:
+def text_drafts(make_proposer: MakeProposer, rig: Rig) -> list[list[tuple[Any, ...]]]:
     """Every draft of every step over the rig's prompts, greedily verified; by request, in order."""
     named = {f"request {number}": prompt for number, prompt in enumerate(rig.prompts)}
     driver = HookDriver(make_proposer, rig)
@@ -181,17 +185,23 @@ def _steps(driver: HookDriver, num_steps: int) -> None:
         driver.step()
 
 
-def _collect(driver: HookDriver, drafts: dict[tuple[str, int], tuple[int, ...]]) -> None:
+def _collect(driver: HookDriver, drafts: dict[tuple[str, int], tuple[Any, ...]]) -> None:
     step = driver.step()
     for request_id, token_ids, limit in zip(step.batch.request_ids, step.batch.token_ids, step.limits, strict=True):
         if limit:
-            drafts[request_id, len(token_ids)] = step.drafts[request_id]
+            drafts[request_id, len(token_ids)] = _told(step, request_id)
+
+
+def _told(step: Step, request_id: str) -> tuple[Any, ...]:
+    """The draft as comparisons see it: its tokens, of a tree with their parents."""
+    draft, tree = step.drafts[request_id], step.trees.get(request_id)
+    return draft if tree is None else tuple(zip(draft, tree.parents, strict=True))
 
 
 def _drafts(driver: HookDriver, named: Mapping[str, Sequence[int]], num_steps: int) -> Drafts:
     for request_id, prompt in named.items():
         driver.start(request_id, prompt, seed=_seed(prompt))
-    drafts: dict[tuple[str, int], tuple[int, ...]] = {}
+    drafts: dict[tuple[str, int], tuple[Any, ...]] = {}
     for _ in range(num_steps):
         _collect(driver, drafts)
     return drafts
@@ -204,7 +214,7 @@ def _seed(prompt: Sequence[int]) -> int:
 
 def _staggered(driver: HookDriver, named: Mapping[str, Sequence[int]], num_steps: int) -> Drafts:
     """The requests join one by one among short-lived others, whose leaving moves the rows."""
-    drafts: dict[tuple[str, int], tuple[int, ...]] = {}
+    drafts: dict[tuple[str, int], tuple[Any, ...]] = {}
     for number, (request_id, prompt) in enumerate(named.items()):
         driver.start(f"passing {number}", prompt[:1])
         driver.start(request_id, prompt, seed=_seed(prompt))
@@ -230,6 +240,16 @@ def _wave(driver: HookDriver, rig: Rig, label: str) -> set[str]:
 # --- comparing ----------------------------------------------------------------------------------------------
 
 
+def _common(one: Drafts, other: Drafts) -> tuple[Drafts, Drafts]:
+    """Drafts of the same text, the longer cut to the length of the shorter."""
+    lengths = {key: min(len(one[key]), len(other[key])) for key in one.keys() & other.keys()}
+    return _cut(one, lengths), _cut(other, lengths)
+
+
+def _cut(drafts: Drafts, lengths: Mapping[tuple[str, int], int]) -> Drafts:
+    return {key: drafts[key][:length] for key, length in lengths.items()}
+
+
 def _compare(expected: Drafts, seen: Drafts, circumstance: str) -> None:
     for (request_id, num_tokens), draft in sorted(expected.items()):
         other = seen.get((request_id, num_tokens))
@@ -245,7 +265,7 @@ def _compare_with_replay(
     rig: Rig,
     prompt: Sequence[int],
     text: Sequence[int],
-    seen: Sequence[tuple[int, tuple[int, ...]]],
+    seen: Sequence[tuple[int, tuple[Any, ...]]],
 ) -> None:
     """At each position of ``text`` where a draft was ``seen``, what does an instance say that never proposed before?"""
     for position, draft in seen:
@@ -254,7 +274,7 @@ def _compare_with_replay(
         driver.prefill()
         while len(driver.text("r")) < position:
             driver.step(follow([text[len(driver.text("r"))]]), limit=0)
-        fresh = driver.step().drafts["r"]
+        fresh = _told(driver.step(), "r")
         driver.close()
         if draft != fresh[: len(draft)]:
             raise CheckFailed(
@@ -276,6 +296,8 @@ def _check_draft(draft: Draft, limits: Sequence[int], vocab_size: int, rig: Rig)
     if draft.draft_token_ids.is_floating_point() or draft.draft_token_ids.dim() != 1:
         kind = f"{list(draft.draft_token_ids.shape)} {draft.draft_token_ids.dtype}"
         raise CheckFailed(f"draft_token_ids is {kind}; it must be a flat tensor of integers")
+    if any(tree is not None for tree in draft.trees()) and not rig.capabilities.tree:
+        raise CheckFailed("a draft holds a tree, and the method does not declare Capabilities(tree=True)")
     _check_cover(draft.laws, draft.num_slots, "laws")
     if draft.sources:
         _check_cover(draft.sources, draft.num_slots, "sources")

@@ -15,6 +15,7 @@ from specplug.methods import PluginConfig, PluginContext
 from specplug.models.target import TargetOutput
 from specplug.sampling_params import SamplingParams
 from specplug.testing.rig import CheckFailed, MakeProposer, Rig
+from specplug.trees import Tree, misplaced_node
 from specplug.types import (
     Batch,
     Draft,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["HookDriver", "Rule", "Step", "follow", "greedy", "keep"]
 
 Rule: TypeAlias = Callable[[Sequence[int], Sequence[int]], Sequence[int]]
-"""(draft tokens, the target's n + 1 greedy tokens) -> the tokens emitted: a prefix of the draft and one more."""
+"""(draft tokens, the target's n + 1 greedy tokens) -> the tokens emitted: a prefix of the draft and one more.
+
+Of a tree it is asked on every path, and the path on which it emits most is taken, the last one of several."""
 
 
 def greedy(draft: Sequence[int], choices: Sequence[int]) -> list[int]:
@@ -70,6 +73,8 @@ class _Row:
     token_ids: list[int]
     num_computed_tokens: int = 0
     num_verify_steps: int = 0
+    kept_nodes: Sequence[int] = ()
+    """The draft tokens that the last step accepted."""
 
     @property
     def is_decoding(self) -> bool:
@@ -79,12 +84,14 @@ class _Row:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step saw. ``draft`` is what the proposer returned, unchecked; ``drafts`` its token ids by request."""
+    """What one step saw. ``draft`` is what the proposer returned, unchecked; ``drafts`` its token ids by request, and
+    ``trees`` the shapes of those that are no chains."""
 
     batch: Batch
     limits: tuple[int, ...]
     draft: Draft | None = None
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    trees: Mapping[str, Tree] = field(default_factory=dict)
 
 
 class HookDriver:
@@ -160,11 +167,12 @@ class HookDriver:
         with torch.inference_mode():
             asked = self._ask(limit)
             drafts = [asked.drafts[row.request.request_id] for row in self.rows]
+            trees = [asked.trees.get(row.request.request_id) for row in self.rows]
             before = [row.num_computed_tokens for row in self.rows]
             counts = [self._num_query_tokens(row, draft) for row, draft in zip(self.rows, drafts, strict=True)]
-            output, choices = self._forward(counts, drafts)
+            output, choices = self._forward(counts, drafts, trees)
             steps = [
-                self._commit(number, draft, count, choices[number], rule)
+                self._commit(number, draft, count, choices[number], rule, trees[number])
                 for number, (draft, count) in enumerate(zip(drafts, counts, strict=True))
             ]
             self.call("advance", batch=self._advance_batch(before, cumulative(counts), output))
@@ -183,7 +191,24 @@ class HookDriver:
             answers = [answer for answer in self.call("plan", batch=batch) if answer is not None]
             limits = tuple(min(all_of_row) for all_of_row in zip(limits, *answers, strict=True))
         draft = self.call("propose", batch=batch, limits=limits) if any(limits) else None
-        return Step(batch, limits, draft, self._usable(batch, draft))
+        drafts = self._usable(batch, draft)
+        if draft is None or draft.parents is None:
+            return Step(batch, limits, draft, drafts)
+        trees = zip(batch.request_ids, self._trees(draft), strict=True)
+        return Step(batch, limits, draft, drafts, {name: tree for name, tree in trees if tree is not None})
+
+    def _trees(self, draft: Draft) -> list[Tree | None]:
+        parents = draft.parents or ()
+        if len(parents) != draft.num_slots:
+            raise CheckFailed(f"the draft has {draft.num_slots} tokens and {len(parents)} parents")
+        for row, (start, stop) in enumerate(pairwise(cumulative(draft.num_draft_tokens))):
+            node = misplaced_node(parents[start:stop])
+            if node is not None:
+                parent = parents[start + node]
+                raise CheckFailed(
+                    f"node {node} of row {row} has the parent {parent}; a parent is an earlier node, or -1"
+                )
+        return draft.trees()
 
     def _limits(self, limit: int | Sequence[int] | None) -> tuple[int, ...]:
         most = self.rig.num_speculative_tokens
@@ -218,7 +243,9 @@ class HookDriver:
             return 1 + len(draft)
         return min(len(row.token_ids) - row.num_computed_tokens, self.target.max_query_tokens)
 
-    def _forward(self, counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> tuple[TargetOutput, list[list[int]]]:
+    def _forward(
+        self, counts: Sequence[int], drafts: Sequence[Sequence[int]], trees: Sequence[Tree | None]
+    ) -> tuple[TargetOutput, list[list[int]]]:
         """The target's output, and its greedy choice after every query token by row."""
         import torch
 
@@ -227,27 +254,37 @@ class HookDriver:
             for row, draft, count in zip(self.rows, drafts, counts, strict=True)
         ]
         input_ids = torch.tensor([token_id for row in query for token_id in row], device=self.target.device)
-        output = self.target.forward(input_ids, counts, torch.arange(len(input_ids), device=self.target.device))
+        every = torch.arange(len(input_ids), device=self.target.device)
+        of_rows = {row: tree for row, tree in enumerate(trees) if tree is not None and counts[row]}
+        output = self.target.forward(input_ids, counts, every, **({"trees": of_rows} if of_rows else {}))
         chosen = output.logits.argmax(dim=-1).tolist()
         starts = cumulative(counts)
         return output, [chosen[start:stop] for start, stop in pairwise(starts)]
 
     def _commit(
-        self, number: int, draft: Sequence[int], count: int, choices: Sequence[int], rule: Rule
+        self, number: int, draft: Sequence[int], count: int, choices: Sequence[int], rule: Rule, tree: Tree | None
     ) -> RequestStep | None:
         row = self.rows[number]
+        row.kept_nodes = ()
         num_read = row.num_computed_tokens + count - len(draft)
         if not count or num_read < len(row.token_ids):  # no room left, or still inside its prompt
             row.num_computed_tokens = num_read
             return None
         room = self.target.max_model_len - len(row.token_ids)
-        emitted = list(rule(draft, choices[count - len(draft) - 1 :]))[:room]
+        emitted, path = _best_path(rule, draft, choices[count - len(draft) - 1 :], tree)
+        emitted = emitted[:room]
         row.num_computed_tokens = num_read + len(emitted) - 1
+        row.kept_nodes = path[: len(emitted) - 1]
+        if moves := [(num_read + node, num_read + to) for to, node in enumerate(row.kept_nodes) if node != to]:
+            self.target.compact([number] * len(moves), [old for old, _ in moves], [new for _, new in moves])
         self.target.rollback(number, row.num_computed_tokens)
         row.token_ids.extend(emitted)
         row.num_verify_steps += 1
         num_accepted = len(emitted) - 1
-        return RequestStep(row.request.request_id, len(draft), num_accepted, num_accepted, len(emitted))
+        most = len(draft) if tree is None else tree.max_depth
+        return RequestStep(
+            row.request.request_id, most, num_accepted, num_accepted, len(emitted), num_draft_nodes=len(draft)
+        )
 
     def _batch(
         self, new_token_ids: Iterable[TokenIds] = (), new_hidden_states: Mapping[int, Any] | None = None
@@ -266,10 +303,8 @@ class HookDriver:
     def _advance_batch(self, before: Sequence[int], starts: Sequence[int], output: TargetOutput) -> Batch:
         spans = [(old, row.num_computed_tokens) for old, row in zip(before, self.rows, strict=True)]
         new = [make_token_ids(row.token_ids[old:now]) for row, (old, now) in zip(self.rows, spans, strict=True)]
-        states = {
-            layer: tuple(values[start : start + len(ids)] for start, ids in zip(starts, new, strict=False))
-            for layer, values in output.hidden_states.items()
-        }
+        places = [_places(row, start, len(ids)) for row, start, ids in zip(self.rows, starts, new, strict=False)]
+        states = {layer: tuple(values[each] for each in places) for layer, values in output.hidden_states.items()}
         return self._batch(new, states)
 
     def _create(self, method: str, options: Mapping[str, Any]) -> object:
@@ -280,6 +315,25 @@ class HookDriver:
     def _draft_space(self, draft: Any) -> Any:
         space = self.call("draft_space", target=self.target, draft=draft)
         return IdentityDraftSpace.between(self.target, draft) if space is None else space
+
+
+def _best_path(
+    rule: Rule, draft: Sequence[int], choices: Sequence[int], tree: Tree | None
+) -> tuple[list[int], Sequence[int]]:
+    """What the rule emits, and the draft tokens that it was asked on."""
+    best: tuple[list[int], Sequence[int]] = ([], ())
+    paths = [tuple(range(len(draft)))] if tree is None else [branch.nodes for branch in tree.branches]
+    for path in paths:
+        emitted = list(rule([draft[node] for node in path], [choices[0], *(choices[node + 1] for node in path)]))
+        if len(emitted) >= len(best[0]):
+            best = (emitted, path)
+    return best
+
+
+def _places(row: _Row, start: int, num_kept: int) -> list[int]:
+    """Where a row's newly kept tokens stand among the step's, the row's own beginning at ``start``."""
+    first_node = start + num_kept - len(row.kept_nodes)
+    return [*range(start, first_node), *(first_node + node for node in row.kept_nodes)]
 
 
 def make_token_ids(token_ids: Sequence[int]) -> TokenIds:

@@ -33,7 +33,7 @@ def check_second_process(make_proposer: MakeProposer, rig: Rig = DEFAULT_RIG) ->
         raise CheckFailed(f"make_proposer cannot be sent to another process: {error}") from error
     expected = text_drafts(make_proposer, rig)
     seen = _run(pickle.dumps((list(_module_files(make_proposer, rig)), job)))
-    if seen != [[list(draft) for draft in drafts] for drafts in expected]:
+    if seen != json.loads(json.dumps(expected)):
         raise CheckFailed(f"drafts in this process are {expected}, in a second process {seen}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,15 +12,17 @@ from specplug.methods import Capabilities, PluginContext
 from specplug.testing import (
     CHECKS,
     CheckFailed,
+    HookDriver,
     ProposerConformance,
     RandomProposer,
+    RandomTreeProposer,
     Rig,
     SamplingProposer,
     run_checks,
     tiny_llama,
 )
 from specplug.testing.proposers import FixedProposer
-from specplug.types import Batch, Draft
+from specplug.types import Batch, Draft, Request
 
 pytest_plugins = ["pytester"]
 
@@ -34,6 +37,88 @@ class TestSampling(ProposerConformance):
 
     def make_proposer(self, context: PluginContext) -> object:
         return SamplingProposer([1 / context.session.vocab_size] * context.session.vocab_size)
+
+
+class TestRandomTrees(ProposerConformance):
+    rig = Rig(num_speculative_tokens=6, capabilities=Capabilities(tree=True))
+
+    def make_proposer(self, context: PluginContext) -> object:
+        return RandomTreeProposer(context.session.vocab_size)
+
+
+class TreesFromStates:
+    """Knows the text by the states it was told of alone (the toys' first feature is the token read)."""
+
+    hidden_state_layers = (1,)
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[int]] = {}
+
+    @hookimpl
+    def specplug_start_request(self, request: Request) -> None:
+        self.texts[request.request_id] = []
+
+    @hookimpl
+    def specplug_finish_request(self, request: Request) -> None:
+        del self.texts[request.request_id]
+
+    @hookimpl
+    def specplug_advance(self, batch: Batch) -> None:
+        for row, request_id in enumerate(batch.request_ids):
+            self.texts[request_id] += map(int, batch.new_hidden_states[1][row][:, 0].tolist())
+
+    @hookimpl
+    def specplug_propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
+        """All that ever followed the newest token, with what followed that, most recent first."""
+        trees = [self._tree(batch, row, limit) for row, limit in enumerate(limits)]
+        return Draft.from_trees([tokens for tokens, _ in trees], [parents for _, parents in trees])
+
+    def _tree(self, batch: Batch, row: int, limit: int) -> tuple[list[int], list[int]]:
+        text = self.texts[batch.request_ids[row]]
+        tokens: list[int] = []
+        parents: list[int] = []
+        for at in range(len(text) - 2, -1, -1):
+            if text[at] == batch.token_ids[row][-1] and text[at + 1] not in tokens:
+                follow = text[at + 1 : at + 4]
+                parents += [-1, *range(len(tokens), len(tokens) + len(follow) - 1)]
+                tokens += follow
+        return tokens[:limit], parents[:limit]
+
+
+class TestTreesFromStates(ProposerConformance):
+    rig = Rig(num_speculative_tokens=6, capabilities=Capabilities(tree=True, hidden_state_layers=(1,)))
+
+    def make_proposer(self, context: PluginContext) -> object:
+        return TreesFromStates()
+
+
+def test_some_of_these_trees_are_accepted_off_their_first_path() -> None:
+    rig, accepted = TestTreesFromStates.rig, []
+    driver = HookDriver(lambda context: TreesFromStates(), rig)
+    for number, prompt in enumerate(rig.prompts):
+        driver.start(str(number), prompt)
+    for _ in range(rig.num_tokens):
+        driver.step()
+        accepted += [tuple(row.kept_nodes) for row in driver.rows if row.kept_nodes]
+    assert any(nodes != tuple(range(len(nodes))) for nodes in accepted)
+    assert any(len(nodes) == 3 for nodes in accepted)
+
+
+def test_a_tree_needs_to_be_declared() -> None:
+    with pytest.raises(CheckFailed, match="does not declare Capabilities"):
+        CHECKS["contract"](lambda context: RandomTreeProposer(16), Rig(num_speculative_tokens=6))
+
+
+@pytest.mark.parametrize("parents", [(1, -1), (-1, 1), (-1,)])
+def test_parents_that_are_no_tree_fail_the_contract(parents: tuple[int, ...]) -> None:
+    class Broken:
+        @hookimpl
+        def specplug_propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
+            draft = Draft.from_lists([[1, 2] if limit > 1 else [] for limit in limits])
+            return replace(draft, parents=parents * (draft.num_slots // 2))
+
+    with pytest.raises(CheckFailed, match="parent"):
+        CHECKS["contract"](lambda context: Broken(), Rig(capabilities=Capabilities(tree=True)))
 
 
 class TestExpectedFailure(ProposerConformance):

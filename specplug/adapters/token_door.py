@@ -48,6 +48,8 @@ class DoorTarget:
     vocab_size: int
     max_model_len: int
     max_num_seqs: int = 1
+    max_query_tokens: int = 2048
+    """Most tokens of one request that a draft model reads in one forward."""
     device: str = "cpu"
     dtype: str = "float32"
     eos_token_ids: frozenset[int] = frozenset()

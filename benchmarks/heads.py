@@ -61,6 +61,9 @@ class TimedForwards(TimedTarget):
         self.steps.append((self.num_tokens, self.forward_s))
         return output
 
+    def close(self) -> None:
+        """A session that ends leaves the target open for the next one."""
+
     def medians(self) -> dict[int, float]:
         """Tokens of a step -> median seconds."""
         sizes = {size for size, _ in self.steps}

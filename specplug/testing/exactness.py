@@ -192,7 +192,7 @@ def problem_of(
 # --- comparing with plain decoding --------------------------------------------------------------------------------
 
 
-def _distribution(run: Callable[[_Scripted], Outcome], make: Callable[[Tokens], _Scripted] = _Scripted) -> Spread:
+def distribution(run: Callable[[_Scripted], Outcome], make: Callable[[Tokens], _Scripted] = _Scripted) -> Spread:
     """Every outcome of ``run`` with its total probability."""
     spread: Spread = {}
     scripts: list[Tokens] = [()]
@@ -230,7 +230,7 @@ def total_variation(emitted: Spread, targets: tuple[Laws, ...], length: int) -> 
     return 0.5 * sum(abs(got.get(key, 0.0) - plain.get(key, 0.0)) for key in {*got, *plain})
 
 
-def _processed(world: World, row: RowInputs) -> Laws:
+def processed(world: World, row: RowInputs) -> Laws:
     """What plain decoding samples from, by formulas of its own: greedy, or temperature and top-k."""
     if row.rule == "greedy":
         return {c: np.eye(world.vocab)[int(p.argmax())] for c, p in world.target.items()}
@@ -251,9 +251,9 @@ def check_step(world: World, scheme: Scheme, row: RowInputs, rule: StepRule) -> 
         x = x[: scheme.length(world, x)]
         return (tuple(rule(problem(x), _sharing(chance, world, x) if row.rule == "coupled" else chance)),)
 
-    emitted = _distribution(run)
+    emitted = distribution(run)
     mean_accepted = sum((len(tokens) - 1) * weight for (tokens,), weight in emitted.items())
-    return total_variation(emitted, (_processed(world, row),), world.depth + 1), mean_accepted
+    return total_variation(emitted, (processed(world, row),), world.depth + 1), mean_accepted
 
 
 class _Sharing:
@@ -314,7 +314,7 @@ def check_two_steps(world: World, rule: StepRule, make: Callable[[Tokens], _Scri
             tokens += tuple(rule(problem(drafts, tokens), chance))
         return (tokens[:4],)
 
-    return total_variation(_distribution(run, make), (world.target,), 4)
+    return total_variation(distribution(run, make), (world.target,), 4)
 
 
 def check_two_requests(worlds: tuple[World, World], rule: StepRule, plan: Planner) -> float:
@@ -333,7 +333,7 @@ def check_two_requests(worlds: tuple[World, World], rule: StepRule, plan: Planne
             for number, (x, length) in enumerate(zip(drafts, lengths, strict=True))
         )
 
-    return total_variation(_distribution(run), tuple(w.target for w in worlds), worlds[0].depth + 1)
+    return total_variation(distribution(run), tuple(w.target for w in worlds), worlds[0].depth + 1)
 
 
 # --- what may decide how much is verified -------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def check_synthetic(world: World) -> float:
     """Not lossless: largest difference between the rates asked for and the chances of acceptance."""
     rates, row = (0.8, 0.75, 0.5), RowInputs("synthetic")
     problem = replace(problem_of(world, _SCHEMES["dense"], row, (0, 1, 0)), rates=rates)
-    emitted = _distribution(lambda chance: (tuple(reference.synthetic(problem, chance)),))
+    emitted = distribution(lambda chance: (tuple(reference.synthetic(problem, chance)),))
     reached = [sum(w for (tokens,), w in emitted.items() if len(tokens) > slot + 1) for slot in range(3)]
     wanted: list[float] = np.cumprod(rates).tolist()
     return max(abs(got - want) for got, want in zip(reached, wanted, strict=True))
@@ -481,15 +481,17 @@ def negative_controls(num_worlds: int = 6) -> Iterator[Finding]:
 
 def main() -> int:
     """Print both tables; the exit status is 0 iff every rule is exact and every control fails."""
+    from specplug.testing.tree_exactness import tree_controls, tree_findings
+
     write = sys.stdout.write
     is_good = True
     write(f"{'rule / law of the drafts':<58} max TV   mean accepted\n")
-    for finding in exact_findings():
+    for finding in itertools.chain(exact_findings(), tree_findings()):
         is_good &= finding.total_variation <= TOLERANCE
         accepted = "" if finding.mean_accepted is None else f"{finding.mean_accepted:8.3f}"
         write(f"{finding.name:<58} {finding.total_variation:.1e} {accepted}\n")
     write(f"\n{'negative control (must fail)':<58} max TV\n")
-    for finding in negative_controls():
+    for finding in itertools.chain(negative_controls(), tree_controls()):
         is_good &= finding.total_variation >= CONTROL_FLOOR
         write(f"{finding.name:<58} {finding.total_variation:.1e}\n")
     write("\nall exact, all controls fail\n" if is_good else "\nNOT EXACT, or a control did not fail\n")

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from specplug import __version__
 from specplug.cli.console import error
 from specplug.cli.demo import demo
+from specplug.cli.doctor import doctor
 from specplug.cli.explain import explain
 from specplug.cli.generate import generate
 from specplug.cli.plugins import plugins
@@ -71,6 +72,7 @@ app.command()(generate)
 app.command()(plugins)
 app.command()(explain)
 app.command()(demo)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Whether a draft model can pay: what its tokens cost beside the target's, against what they can save.
 
-With acceptance rate a, draft length K and c, the cost of a draft token in target steps, the speed-up over plain decoding
-is ``(1 - a**(K + 1)) / ((1 - a) * (K * c + 1))``; some K gains if and only if a > c (Leviathan et al. 2023).
+With acceptance rate a, draft length K and c, the cost of a draft token in target steps, the speed-up over plain
+decoding is ``(1 - a**(K + 1)) / ((1 - a) * (K * c + 1))``; some K gains if and only if a > c (Leviathan et al. 2023).
 """
 
 from __future__ import annotations

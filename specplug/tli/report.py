@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from specplug.errors import ConfigError
 from specplug.tli.mapping import VocabularyMap, match_vocabularies
 from specplug.tli.spelling import MARKER
 from specplug.tli.vocabulary import Vocabulary
@@ -90,10 +91,15 @@ def report_pair(target: Vocabulary, draft: Vocabulary, text: str) -> PairReport:
 
 
 def measure_coverage(target: Vocabulary, covered: Collection[int], text: str) -> Coverage:
-    """How much of ``text`` lies in target tokens that are among ``covered``."""
-    ids: list[int] = target.tokenizer(
-        text, add_special_tokens=False, split_special_tokens=True, verbose=False
-    ).input_ids
+    """How much of ``text`` lies in target tokens that are among ``covered``.
+
+    Raises ``ConfigError`` where the target's tokenizer has no tokens for the text.
+    """
+    try:
+        found = target.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    except Exception as error:
+        raise ConfigError(f"the target's tokenizer cannot encode the text: {error}; give a text of its own") from error
+    ids: list[int] = found.input_ids
     sizes = [len(target.bytes_of(token_id)) for token_id in ids]
     inside = [size for token_id, size in zip(ids, sizes, strict=True) if token_id in covered]
     return Coverage(len(ids), len(inside), sum(sizes), sum(inside))

@@ -18,7 +18,7 @@ def options_of(command: str) -> set[str]:
     return {name for each in parameters for name in each.opts if name.startswith("--")}
 
 
-@pytest.mark.parametrize("command", ["generate", "plugins", "explain", "demo"])
+@pytest.mark.parametrize("command", ["generate", "plugins", "explain", "demo", "doctor"])
 def test_every_option_is_documented(command: str) -> None:
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert f"## specplug {command}" in text
@@ -28,7 +28,7 @@ def test_every_option_is_documented(command: str) -> None:
 
 def test_every_documented_option_exists() -> None:
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    known = {"--version", "--help"}.union(*map(options_of, ["generate", "plugins", "explain", "demo"]))
+    known = {"--version", "--help"}.union(*map(options_of, ["generate", "plugins", "explain", "demo", "doctor"]))
     assert set(re.findall(r"`(--[a-z_-]+)", text)) <= known
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator
 
 from specplug.hooks.markers import hookimpl
-from specplug.proposers.payoff import Payoff
+from specplug.proposers.backoff import BackOff
 from specplug.types import Batch, Draft, Request, cumulative
 
 __all__ = ["StandDown"]
@@ -24,15 +24,15 @@ class StandDown:
         """``token_price``: above 0 and below 1."""
         self._draft_price = draft_price
         self._token_price = token_price
-        self._payoffs: dict[str, Payoff] = {}
+        self._back_offs: dict[str, BackOff] = {}
 
     @hookimpl
     def specplug_start_request(self, request: Request) -> None:
-        self._payoffs[request.request_id] = Payoff()
+        self._back_offs[request.request_id] = BackOff()
 
     @hookimpl
     def specplug_finish_request(self, request: Request) -> None:
-        self._payoffs.pop(request.request_id, None)
+        self._back_offs.pop(request.request_id, None)
 
     @hookimpl(wrapper=True)
     def specplug_propose(self, batch: Batch) -> Generator[None, Draft | None, Draft | None]:
@@ -42,11 +42,11 @@ class StandDown:
         ids, starts = draft.draft_token_ids.tolist(), cumulative(draft.num_draft_tokens)
         kept = []
         for row, (request_id, token_ids) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
-            payoff = self._payoffs[request_id]
-            payoff.review(token_ids)
+            back_off = self._back_offs[request_id]
+            back_off.review(token_ids)
             own = ids[starts[row] : starts[row + 1]]
-            payoff.note(own, len(token_ids))
-            kept.append(self._length(payoff.rate, len(own)))
+            back_off.note(own, len(token_ids))
+            kept.append(self._length(back_off.rate(), len(own)))
         return draft.truncate(kept)
 
     def _length(self, rate: float, num_drafted: int) -> int:

@@ -6,7 +6,7 @@ not import torch.
 
 from __future__ import annotations
 
-from specplug.proposers.backoff import BackOff
+from specplug.proposers.backoff import BackOff, Load
 from specplug.proposers.base import Proposer, RowProposer, rows_to_draft
 from specplug.proposers.composite import CompositeProposer
 from specplug.proposers.index import CountingAutomaton, SequenceIndex, SuffixAutomaton, TokenIndex
@@ -15,6 +15,7 @@ __all__ = [
     "BackOff",
     "CompositeProposer",
     "CountingAutomaton",
+    "Load",
     "Proposer",
     "RowProposer",
     "SequenceIndex",

@@ -1,77 +1,103 @@
-"""When a proposer's drafts keep missing, it stands down; when they would have hit, it comes back."""
+"""When a draft pays: how long it may be in a batch of a given size, after how the drafts before it did."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import takewhile
 from operator import eq
 
-__all__ = ["BackOff"]
+__all__ = ["BackOff", "Load"]
+
+_EVEN_ROWS = {"cpu": 7}
+"""Requests in a step in which a draft token has to be as likely as not (SmolLM2 in bfloat16, 2 cores: one more token
+costs a thirtieth of a step)."""
+_EVEN_ROWS_ELSEWHERE = 70
+"""The same on an accelerator, where hundreds of tokens ride along with one; estimated, not measured."""
+_MOST_NEEDED = 0.8
+"""However large the batch, text that is sure to be a copy is drafted."""
+_STEP_PRICE = 4.0
+"""What it costs a step that any request drafts at all, in tokens: rows of unequal length, a verification."""
+
+
+class Load:
+    """What draft tokens have to promise in a step of ``num_rows`` requests on ``device``.
+
+    A token that is accepted spares its request a step, but a batch is spared one only when all its requests are; and a
+    token that is verified takes longer for all of them. So the chance that a token needs, of being accepted with
+    everything before it, grows with the square of the batch: ``num_rows² / (num_rows² + even²)``, with ``even`` = 7 on
+    a CPU and 70 elsewhere, and at most 0.8. That is 0.02 for one request and 0.57 for eight on a CPU.
+    """
+
+    __slots__ = ("least_chance",)
+
+    def __init__(self, num_rows: int, device: str = "cpu") -> None:
+        even = _EVEN_ROWS.get(device.partition(":")[0], _EVEN_ROWS_ELSEWHERE)
+        self.least_chance = min(num_rows**2 / (num_rows**2 + even**2), _MOST_NEEDED)
+
+    def length(self, rate: float) -> int:
+        """How many tokens are likely enough, each accepted with chance ``rate`` (below 1) if those before it were."""
+        return int(math.log(self.least_chance) / math.log(rate))
+
+    def gain(self, rate: float, num_tokens: int) -> float:
+        """What a draft is expected to bring, less its cost, in tokens."""
+        expected = rate * (1.0 - rate**num_tokens) / (1.0 - rate)
+        return expected / self.least_chance - num_tokens
+
+    def pays(self, gain: float) -> bool:
+        """Whether the gain of all drafts of a step is worth drafting in it."""
+        return gain >= _STEP_PRICE
 
 
 class BackOff:
-    """The drafting account of one request: it looks at the text only, so equal texts give equal decisions.
+    """How the drafts of one request did. It looks at the text only, so equal texts give equal decisions.
 
-    Schedule. An accepted token is worth ``tokens_per_hit`` (10) drafted ones: about what a drafted token costs
-    when eight requests are verified together on a CPU. Each draft adds ``10 * accepted - drafted`` to the
-    balance, which starts at 0 and is kept between the cost of ``patience`` (2) full drafts below 0 and twice
-    that above. At the lower bound the proposer stands down: two full drafts that miss entirely at the start,
-    up to six after a good stretch.
+    :meth:`rate` estimates the chance that a draft token is accepted if those before it were, for drafts from a match of
+    a given length: 0.7 at first, then from the last ten or so drafts that were noted. Drafts are noted whether they are
+    verified or not, and compared with the text as it comes. So a request whose drafts missed gets none, which costs
+    no forward, and drafts again as soon as they would have hit.
 
-    While it stands down its drafts are trials: they are not verified, so they cost no forward, but compared
-    with the text as it comes. A trial that would have paid for itself (one token in ten hit) is booked like a
-    draft, which ends the stand-down at once; a trial that missed is followed by the next. The better the trial,
-    the more misses it takes to stand down again: after the weakest, a single draft.
-
-    A proposer for which drafting itself is dear reads :attr:`standing_down` and tries only now and then.
-
-    Each step: :meth:`review` the text, then :meth:`offer` the draft::
+    Each step::
 
         back_off.review(token_ids)
-        draft = back_off.offer(draft, len(token_ids))
+        back_off.note(draft, len(token_ids), match_length)
+        draft = draft[: load.length(back_off.rate(match_length))]
     """
 
-    __slots__ = ("_balance", "_draft", "_floor", "_start", "_tokens_per_hit")
+    __slots__ = ("_draft", "_match_length", "_num_hits", "_num_misses", "_start")
 
-    def __init__(self, max_draft_tokens: int, *, patience: int = 2, tokens_per_hit: int = 10) -> None:
-        """``max_draft_tokens``: the longest draft, K (1 or more)."""
-        self._floor = -patience * max_draft_tokens
-        self._tokens_per_hit = tokens_per_hit
-        self._balance = 0
-        self._draft: list[int] = []
+    FIRST_RATE = 0.7
+    LONGEST = 8
+    """Matches of this length and longer ones share an account."""
+    MEMORY = 0.9
+    """What is left of earlier drafts' weight at each draft."""
+
+    def __init__(self) -> None:
+        self._num_hits = [0.0] * (self.LONGEST + 1)
+        self._num_misses = [0.0] * (self.LONGEST + 1)
+        self._draft: Sequence[int] = ()
+        self._match_length = 0
         self._start = 0
 
-    @property
-    def standing_down(self) -> bool:
-        """True while drafts are trials, not to be verified."""
-        return self._balance <= self._floor
+    def rate(self, match_length: int = 0) -> float:
+        """Above 0 and below 1. The first rate weighs as much as one token."""
+        account = min(match_length, self.LONGEST)
+        num_hits = self._num_hits[account]
+        return (num_hits + self.FIRST_RATE) / (num_hits + self._num_misses[account] + 1.0)
+
+    def note(self, draft: Sequence[int], num_tokens: int, match_length: int = 0) -> None:
+        """The whole draft that continues a text of ``num_tokens`` tokens, as it was before it is shortened."""
+        self._draft, self._start, self._match_length = draft, num_tokens, match_length
 
     def review(self, token_ids: Sequence[int]) -> None:
-        """Settle the last draft against the text that has come since, if enough of it has.
-
-        ``token_ids``: prompt and output so far.
-        """
+        """Compare the last draft with the text that has come since. ``token_ids``: prompt and output so far."""
+        if not self._draft:
+            return
         came = token_ids[self._start : self._start + len(self._draft)]
         if not came:
             return
-        num_accepted = sum(1 for _ in takewhile(bool, map(eq, came, self._draft)))
-        gain = self._tokens_per_hit * num_accepted - len(self._draft)
-        still_matching = num_accepted == len(came) < len(self._draft)
-        if self.standing_down and still_matching and gain <= 0:
-            return  # a trial comes in token by token
-        self.book(len(self._draft), num_accepted)
-        self._draft = []
-
-    def book(self, num_drafted: int, num_accepted: int) -> None:
-        """Settle a verified draft that the caller has compared itself, in place of ``offer`` and ``review``."""
-        gain = self._tokens_per_hit * num_accepted - num_drafted
-        self._balance = max(self._floor, min(self._balance + gain, -2 * self._floor))
-
-    def offer(self, draft: list[int], num_tokens: int) -> list[int]:
-        """The draft, or ``[]`` while standing down. ``num_tokens``: length of the text that it continues."""
-        if self.standing_down:
-            if not self._draft:
-                self._draft, self._start = draft, num_tokens
-            return []
-        self._draft, self._start = draft, num_tokens
-        return draft
+        num_hits = sum(1 for _ in takewhile(bool, map(eq, came, self._draft)))
+        account = min(self._match_length, self.LONGEST)
+        self._num_hits[account] = self._num_hits[account] * self.MEMORY + num_hits
+        self._num_misses[account] = self._num_misses[account] * self.MEMORY + (num_hits < len(came))
+        self._draft = ()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
-from specplug.proposers.backoff import BackOff
+from specplug.proposers.backoff import BackOff, Load
 from specplug.proposers.base import Proposer, rows_to_draft
 from specplug.proposers.index import SequenceIndex, TokenIndex
 from specplug.types import Batch, Draft, Request, TokenIds
@@ -40,7 +40,8 @@ class NgramOptions(BaseModel):
         description="Longest match that is looked for, in tokens (not given: same as min).",
     )
     ngram_backoff: bool = Field(
-        default=True, description="Stand down while drafts miss; false drafts in every step, as vLLM does."
+        default=True,
+        description="Draft only what is likely to pay in a batch of this size; false drafts all, as vLLM does.",
     )
 
     @model_validator(mode="before")
@@ -87,17 +88,20 @@ class NgramProposer(Proposer):
         *,
         num_speculative_tokens: int,
         max_model_len: int,
+        device: str = "cpu",
         name: str = "ngram",
     ) -> None:
         self.options = options
         self.num_speculative_tokens = num_speculative_tokens
         self.max_model_len = max_model_len
+        self.device = device
         self.name = name
         self._states: dict[str, _RequestState] = {}
 
     @hookimpl
     def specplug_start_request(self, request: Request) -> None:
-        self._states[request.request_id] = self._new_state()
+        self._states.pop(request.request_id, None)
+        self._state(request.request_id)
 
     @hookimpl
     def specplug_finish_request(self, request: Request) -> None:
@@ -115,19 +119,24 @@ class NgramProposer(Proposer):
 
     def propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
         drafts: list[list[int]] = [[] for _ in batch.requests]
+        load = Load(len(batch), self.device)
+        gain = 0.0
         for row in rows_to_draft(batch, limits):
-            drafts[row] = self._propose_row(batch.request_ids[row], batch.token_ids[row], limits[row])
+            state = self._state(batch.request_ids[row])
+            token_ids = batch.token_ids[row]
+            _catch_up(state.index, token_ids, len(token_ids))
+            draft = self._look_up(state.index, token_ids, limits[row])
+            if state.back_off is not None:
+                match_length = state.index.match_length
+                state.back_off.review(token_ids)
+                state.back_off.note(draft, len(token_ids), match_length)
+                rate = state.back_off.rate(match_length)
+                draft = draft[: load.length(rate)]
+                gain += load.gain(rate, len(draft))
+            drafts[row] = draft
+        if self.options.ngram_backoff and not load.pays(gain):
+            drafts = [[] for _ in drafts]
         return Draft.from_lists(drafts, source=self.name)
-
-    def _propose_row(self, request_id: str, token_ids: TokenIds, limit: int) -> list[int]:
-        state = self._states.get(request_id)
-        if state is None:
-            state = self._states[request_id] = self._new_state()
-        _catch_up(state.index, token_ids, len(token_ids))
-        if state.back_off is None:
-            return self._look_up(state.index, token_ids, limit)
-        state.back_off.review(token_ids)
-        return state.back_off.offer(self._look_up(state.index, token_ids, limit), len(token_ids))
 
     def _look_up(self, index: TokenIndex, token_ids: TokenIds, limit: int) -> list[int]:
         if len(index) < len(token_ids) or index.match_length < self.options.prompt_lookup_min:
@@ -135,9 +144,13 @@ class NgramProposer(Proposer):
         room = min(limit, self.num_speculative_tokens, self.max_model_len - len(token_ids))
         return index.copy(index.match_end + 1, room) if room > 0 else []
 
-    def _new_state(self) -> _RequestState:
-        back_off = BackOff(self.num_speculative_tokens) if self.options.ngram_backoff else None
-        return _RequestState(SequenceIndex(self.options.prompt_lookup_max), back_off)
+    def _state(self, request_id: str) -> _RequestState:
+        state = self._states.get(request_id)
+        if state is None:
+            back_off = BackOff() if self.options.ngram_backoff else None
+            index = SequenceIndex(self.options.prompt_lookup_max)
+            state = self._states[request_id] = _RequestState(index, back_off)
+        return state
 
 
 def _catch_up(index: TokenIndex, token_ids: TokenIds, num_tokens: int) -> None:
@@ -152,6 +165,7 @@ def _build(config: PluginConfig, context: PluginContext) -> NgramProposer:
         cast(NgramOptions, config.options),
         num_speculative_tokens=config.num_speculative_tokens,
         max_model_len=context.session.max_model_len,
+        device=context.session.device,
         name=config.name,
     )
 

@@ -1,142 +1,92 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specplug.proposers import BackOff
+from specplug.proposers.backoff import Load, BackOff
 
 HIT, MISS = 1, 2
 
 
-def run(back_off: BackOff, drafts: Iterable[list[int]], next_tokens: Callable[[list[int]], list[int]]) -> list[int]:
-    """One step per draft; ``next_tokens`` says what the text goes on with. Returns how much of each went out."""
-    text: list[int] = [0]
-    offered = []
-    for draft in drafts:
+def after(*drafts: tuple[int, int]) -> BackOff:
+    """A back_off after drafts of so many tokens, of which so many were accepted."""
+    back_off, text = BackOff(), [0]
+    for num_tokens, num_accepted in drafts:
+        back_off.note([HIT] * num_tokens, len(text), 2)
+        text += [HIT] * num_accepted + [MISS if num_accepted < num_tokens else HIT]
         back_off.review(text)
-        out = back_off.offer(draft, len(text))
-        offered.append(len(out))
-        text += next_tokens(out)
-    return offered
+    return back_off
 
 
-def misses(out: list[int]) -> list[int]:
-    return [MISS]
+def test_the_needed_chance_grows_with_the_square_of_the_batch() -> None:
+    assert Load(1).least_chance == pytest.approx(1 / 50)
+    assert Load(7).least_chance == 0.5
+    assert Load(70).least_chance == 0.8
+    assert Load(70, "cuda:1").least_chance == 0.5
 
 
-def hits(out: list[int]) -> list[int]:
-    return [*out, HIT]
+def test_a_draft_goes_as_far_as_it_is_likely_to_be_accepted() -> None:
+    load = Load(7)
+    assert [load.length(rate) for rate in (0.95, 0.8, 0.6, 0.49, 0.1)] == [13, 3, 1, 0, 0]
+    for rate in (0.95, 0.8, 0.6):
+        length = load.length(rate)
+        assert rate**length >= load.least_chance > rate ** (length + 1)
 
 
-def test_stands_down_after_two_full_misses() -> None:
-    back_off = BackOff(5)
-    assert run(back_off, [[HIT] * 5] * 10, misses) == [5, 5, 0, 0, 0, 0, 0, 0, 0, 0]
-    assert back_off.standing_down
+@given(rate=st.floats(0.01, 0.99), num_rows=st.integers(1, 200), num_tokens=st.integers(0, 30))
+def test_the_gain_is_the_sum_over_tokens_and_largest_at_the_length(rate: float, num_rows: int, num_tokens: int) -> None:
+    load = Load(num_rows)
+    expected = sum(rate**index / load.least_chance - 1 for index in range(1, num_tokens + 1))
+    assert load.gain(rate, num_tokens) == pytest.approx(expected, abs=1e-6)
+    assert load.gain(rate, load.length(rate)) >= load.gain(rate, num_tokens) - 1e-6
 
 
-def test_short_misses_count_by_their_length() -> None:
-    assert run(BackOff(5), [[HIT]] * 12, misses) == [1] * 10 + [0, 0]
+def test_a_step_is_only_drafted_in_for_more_than_it_costs() -> None:
+    load = Load(4)
+    assert not load.pays(0.0)
+    assert not load.pays(load.gain(0.5, 1))
+    assert load.pays(4 * load.gain(0.8, 4))
 
 
-def test_patience_is_longer_after_a_good_stretch() -> None:
-    back_off = BackOff(5)
-    num_steps = iter(range(100))
-
-    def hits_then_misses(out: list[int]) -> list[int]:
-        return hits(out) if next(num_steps) < 20 else misses(out)
-
-    assert run(back_off, [[HIT] * 5] * 30, hits_then_misses) == [5] * 26 + [0] * 4
-
-
-def test_never_stands_down_while_one_token_in_ten_hits() -> None:
-    calls = iter(range(1000))
-
-    def one_hit_in_two_drafts(out: list[int]) -> list[int]:
-        return [HIT, MISS] if next(calls) % 2 else [MISS]
-
-    assert run(BackOff(5), [[HIT] * 5] * 100, one_hit_in_two_drafts) == [5] * 100
+def test_the_rate_follows_the_drafts() -> None:
+    assert BackOff().rate(2) == BackOff.FIRST_RATE
+    assert after((4, 0)).rate(2) == 0.35
+    assert after((4, 0), (4, 0)).rate(2) < 0.3
+    assert after((4, 4)).rate(2) > 0.9
+    assert after((4, 1)).rate(2) == pytest.approx(1.7 / 3)
+    assert after((4, 0), *[(4, 4)] * 3).rate(2) > 0.9, "old misses fade"
 
 
-def after_two_misses() -> tuple[BackOff, list[int]]:
-    back_off, text = BackOff(5), [0, MISS, MISS]
-    run(back_off, [[HIT] * 5] * 2, misses)
-    back_off.review(text)
-    assert back_off.standing_down
-    assert back_off.offer([HIT] * 5, len(text)) == []
-    return back_off, text
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)).filter(lambda draft: draft[1] <= draft[0]), max_size=60)
+)
+def test_the_rate_is_a_chance(drafts: list[tuple[int, int]]) -> None:
+    assert 0 < after(*drafts).rate(2) < 1
 
 
-def test_comes_back_as_soon_as_a_trial_pays() -> None:
-    back_off, text = after_two_misses()
-    text.append(HIT)
-    back_off.review(text)
-    assert back_off.offer([HIT], len(text)) == [HIT]
+def test_a_draft_that_was_not_verified_is_compared_with_what_came() -> None:
+    back_off = BackOff()
+    back_off.note([HIT] * 4, 1, 2)
+    back_off.review([0, HIT])
+    assert back_off.rate(2) > BackOff.FIRST_RATE, "one token came, and it is the draft's"
 
 
-def test_after_the_weakest_trial_one_miss_stands_down_again() -> None:
-    back_off, text = after_two_misses()
-    text.append(HIT)
-    back_off.review(text)
-    assert back_off.offer([HIT] * 5, len(text)) == [HIT] * 5
-    text.append(MISS)
-    back_off.review(text)
-    assert back_off.offer([HIT] * 5, len(text)) == []
+def test_a_draft_counts_once_and_not_before_anything_came() -> None:
+    back_off = BackOff()
+    back_off.note([HIT] * 4, 1, 2)
+    back_off.review([0])
+    assert back_off.rate(2) == BackOff.FIRST_RATE
+    back_off.review([0, MISS])
+    rate = back_off.rate(2)
+    back_off.review([0, MISS, MISS])
+    assert back_off.rate(2) == rate < BackOff.FIRST_RATE
 
 
-def test_a_trial_that_misses_is_followed_by_another() -> None:
-    back_off, text = after_two_misses()
-    text.append(MISS)
-    back_off.review(text)
-    assert back_off.offer([HIT] * 5, len(text)) == []
-    text.append(HIT)
-    back_off.review(text)
-    assert not back_off.standing_down
-
-
-def test_a_trial_stays_open_while_it_matches_without_paying_yet() -> None:
-    back_off = BackOff(20)
-    text = [0]
-    for _ in range(2):
-        back_off.offer([HIT] * 20, len(text))
-        text.append(MISS)
-        back_off.review(text)
-    assert back_off.standing_down
-    back_off.offer([HIT] * 20, len(text))
-    came_back = []
-    for _ in range(3):
-        text.append(HIT)
-        back_off.review(text)
-        back_off.offer([MISS], len(text))
-        came_back.append(not back_off.standing_down)
-    assert came_back == [False, False, True]
-
-
-def test_asking_again_about_the_same_text_changes_nothing() -> None:
-    back_off = BackOff(5)
-    for _ in range(10):
-        back_off.review([1, 2, 3])
-        assert back_off.offer([HIT] * 5, 3) == [HIT] * 5
-
-
-def test_equal_texts_give_equal_decisions() -> None:
-    def only_single_tokens_hit(out: list[int]) -> list[int]:
-        return hits(out) if len(out) == 1 else misses(out)
-
-    drafts = [[HIT] * (step % 5 + 1) for step in range(200)]
-    first, second = run(BackOff(5), drafts, only_single_tokens_hit), run(BackOff(5), drafts, only_single_tokens_hit)
-    assert first == second
-    assert 0 in first
-
-
-def test_book_settles_like_offer_and_review() -> None:
-    offered, booked = BackOff(5), BackOff(5)
-    text: list[int] = [1]
-    for num_accepted in (0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0):
-        draft = [2] * 5
-        assert offered.standing_down == booked.standing_down
-        if booked.standing_down:
-            break
-        offered.offer(draft, len(text))
-        text += [2] * num_accepted + [3]
-        offered.review(text)
-        booked.book(5, num_accepted)
-    assert booked.standing_down
+def test_matches_of_different_length_have_rates_of_their_own() -> None:
+    back_off = after((4, 0), (4, 0))
+    assert back_off.rate(2) < 0.3
+    assert back_off.rate(3) == BackOff.FIRST_RATE
+    back_off.note([HIT] * 4, 1, 20)
+    back_off.review([0, HIT, HIT])
+    assert back_off.rate(8) == back_off.rate(100) > BackOff.FIRST_RATE

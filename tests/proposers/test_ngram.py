@@ -249,17 +249,36 @@ def test_advance_indexes_what_was_computed_only(make_batch: Any) -> None:
     assert len(proposer._states["r0"].index) == 3
 
 
-def test_backoff_stops_drafts_that_miss_and_resumes_them(make_batch: Any) -> None:
-    proposer = make(1, 2, 2, backoff=True)
-    text = [1, 2, 3, 1, 9, 1, 8, 1, 7, 1, 6, 1]
-    num_drafted = []
-    for num_tokens in range(4, len(text) + 1, 2):
-        num_drafted.append(proposer.propose(make_batch([text[:num_tokens]]), [2]).num_draft_tokens[0])
-    assert num_drafted == [2, 2, 0, 0, 0]
-    text += [2, 3]
-    assert proposer.propose(make_batch([text]), [2]).num_draft_tokens == (2,)
-    off = make(1, 2, 2)
-    assert all(off.propose(make_batch([text[:n]]), [2]).num_draft_tokens[0] for n in range(4, 13, 2))
+def test_backoff_drafts_only_what_has_proved_itself_in_a_large_batch(make_batch: Any) -> None:
+    proposer, off = make(1, 2, 4, backoff=True), make(1, 2, 4)
+    text = [1, 2, 3, 4, 5, 1, 9, 1, 8, 1, 7, 1, 6, 1]
+
+    def num_drafted(proposer: NgramProposer, text: list[int]) -> int:
+        (count,) = set(proposer.propose(make_batch([text] * 8), [4] * 8).num_draft_tokens)
+        return count
+
+    stops = range(6, len(text) + 1, 2)
+    assert [num_drafted(proposer, text[:stop]) for stop in stops] == [0] * 5
+    repeated = [2, 3, 4, 5, 1] * 6
+    came_back = [num_drafted(proposer, text + repeated[:stop]) for stop in range(1, len(repeated))]
+    assert came_back[0] == 0
+    assert max(came_back) == 4
+    assert all(num_drafted(off, text[:stop]) == 4 for stop in stops)
+
+
+def test_backoff_drafts_more_the_fewer_requests_there_are(make_batch: Any) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+    lengths = {
+        num_rows: make(1, 1, 8, backoff=True).propose(make_batch([text] * num_rows), [8] * num_rows).num_draft_tokens[0]
+        for num_rows in (1, 4, 8, 32)
+    }
+    assert lengths == {1: 8, 4: 3, 8: 0, 32: 0}
+
+
+def test_one_weak_draft_in_a_large_batch_is_not_worth_a_step(make_batch: Any) -> None:
+    texts = [[1, 2, 3, 1], *([10 + row, 20 + row] for row in range(5))]
+    assert make(1, 1, 4, backoff=True).propose(make_batch(texts), [4] * 6).num_slots == 0
+    assert make(1, 1, 4).propose(make_batch(texts), [4] * 6).num_slots == 3
 
 
 # --- in a session -------------------------------------------------------------------------------------------

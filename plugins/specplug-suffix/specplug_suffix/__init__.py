@@ -30,7 +30,11 @@ def _build(config: PluginConfig, context: PluginContext) -> SuffixProposer:
     if "suffix_max_draft" in options.model_fields_set:
         longest = min(longest, options.suffix_max_draft)
     proposer = SuffixProposer(
-        options, num_speculative_tokens=longest, vocab_size=context.session.vocab_size, name=config.name
+        options,
+        num_speculative_tokens=longest,
+        vocab_size=context.session.vocab_size,
+        device=context.session.device,
+        name=config.name,
     )
     proposer.read_corpus(getattr(context.target, "tokenizer", None))
     return proposer

@@ -27,7 +27,6 @@ class Drafter:
         min_prob: float = 0.0,
         budget: int = 1_000_000,
         max_cached_requests: int = 10_000,
-        backoff: int = 1,
         live: int = 1,
         carry: int = 1,
     ) -> None:
@@ -39,7 +38,6 @@ class Drafter:
             lengths,
             int(k),
             min_probability=float(min_prob),
-            backs_off=bool(backoff),
             shares_running=bool(live),
             counts_carried=bool(carry),
         )

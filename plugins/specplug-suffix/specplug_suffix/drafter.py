@@ -9,7 +9,7 @@ from itertools import takewhile
 from operator import eq
 from typing import TypeAlias
 
-from specplug.proposers.backoff import BackOff
+from specplug.proposers.backoff import Load
 from specplug.proposers.index import ROOT, CountingAutomaton
 from specplug_suffix.acceptance import AcceptanceTable, Counts, Origin
 from specplug_suffix.lengths import DraftLengths
@@ -23,8 +23,6 @@ PIECE = 16
 """Tokens of a running request that are shared at a time."""
 TAIL = 64
 """Tokens of a text that are looked up when it meets texts it has not followed so far."""
-PATIENCE = 8
-"""Of the back-off, in full drafts. Weak matches give short drafts, so that misses are cheap here."""
 
 Found: TypeAlias = tuple[int, int, Segment | None, int, int]
 """A match to draft from: state, length, segment (None: the request's own text), position there, draft length."""
@@ -42,7 +40,6 @@ class DraftRules:
     max_draft: int
     step_tokens: int | None = None
     min_probability: float = 0.0
-    backs_off: bool = True
     shares_running: bool = True
     counts_carried: bool = True
 
@@ -50,18 +47,14 @@ class DraftRules:
 class RequestText:
     """One request: its text, its matches in the shared segments, and its last draft."""
 
-    __slots__ = ("back_off", "counts", "cursor", "draft", "draft_start", "is_in_prompt", "local", "matches",
-                 "namespace", "num_prompt_tokens", "num_shared", "origin", "segments", "stands_down")  # fmt: skip
+    __slots__ = ("counts", "cursor", "draft", "draft_start", "is_in_prompt", "local", "matches", "namespace",
+                 "num_prompt_tokens", "num_shared", "origin", "segments")  # fmt: skip
 
-    def __init__(
-        self, num_prompt_tokens: int, local: LocalIndex, namespace: Namespace, back_off: BackOff | None
-    ) -> None:
+    def __init__(self, num_prompt_tokens: int, local: LocalIndex, namespace: Namespace) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.is_in_prompt = num_prompt_tokens > 0
         self.local = local
         self.namespace = namespace
-        self.back_off = back_off
-        self.stands_down = False
         self.segments: tuple[Segment, ...] = ()
         self.matches: list[tuple[int, int]] = []
         """(state, length) per segment of ``segments``."""
@@ -98,7 +91,6 @@ class SuffixDrafter:
             num_prompt_tokens,
             LocalIndex(counts=rules.min_probability > 0),
             self.shared.enter(cache_salt),
-            BackOff(rules.max_draft, patience=PATIENCE) if rules.backs_off else None,
         )
 
     def append(self, text: RequestText, token_ids: Sequence[int]) -> None:
@@ -124,14 +116,29 @@ class SuffixDrafter:
         """At most ``limit`` tokens that may follow the text."""
         return self._draft(text, self._find(text, limit)).tolist()
 
-    def propose_all(self, texts: Sequence[RequestText], limits: Sequence[int]) -> list[list[int]]:
-        """One draft per text. Where all together are longer than ``step_tokens``, each is shortened in proportion."""
+    def propose_all(
+        self, texts: Sequence[RequestText], limits: Sequence[int], load: Load | None = None
+    ) -> list[list[int]]:
+        """One draft per text. Where all together are longer than ``step_tokens``, each is shortened in proportion.
+
+        ``load``: of the step; drafts go only as far as they are likely to pay in it, and are judged by all of them.
+        """
         found = [self._find(text, limit) for text, limit in zip(texts, limits, strict=True)]
         total = sum(each[-1] for each in found)
         most = self.rules.step_tokens
         if most is not None and total > most:
             found = [(*each[:-1], each[-1] * most // total) for each in found]
-        return [self._draft(text, each).tolist() for text, each in zip(texts, found, strict=True)]
+        drafts = [self._draft(text, each).tolist() for text, each in zip(texts, found, strict=True)]
+        return drafts if load is None else self._paying(texts, drafts, load)
+
+    def _paying(self, texts: Sequence[RequestText], drafts: list[list[int]], load: Load) -> list[list[int]]:
+        gain = 0.0
+        for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            if draft and text.counts is not None:
+                rate = text.counts.rate
+                drafts[number] = draft[: load.length(rate)]
+                gain += load.gain(rate, len(drafts[number]))
+        return drafts if load.pays(gain) else [[] for _ in drafts]
 
     def finish(self, text: RequestText) -> None:
         """The request ended; what it wrote stays in its namespace."""
@@ -193,25 +200,11 @@ class SuffixDrafter:
             automaton = (segment or text.local).automaton
             if isinstance(automaton, CountingAutomaton):
                 draft = draft[: automaton.num_likely(state, draft, least)]
-        if text.stands_down:
-            draft = self._try(text, draft)
         text.draft, text.draft_start = draft, num_tokens
         if draft:
             text.origin = "local" if segment is None else "shared"
             text.counts = self.acceptance.counts(text.origin, length)
         return draft
-
-    def _try(self, text: RequestText, draft: array[int]) -> array[int]:
-        """A draft while standing down: none, unless the trials have shown that they pay again."""
-        back_off = text.back_off
-        if back_off is None:
-            return draft
-        back_off.review(text.local.token_ids)
-        text.stands_down = back_off.standing_down
-        if not text.stands_down:
-            return draft
-        back_off.offer(draft.tolist(), len(text))
-        return _EMPTY
 
     def _settle(self, text: RequestText, num_tokens: int) -> None:
         """Book how the last draft did."""
@@ -232,9 +225,6 @@ class SuffixDrafter:
         counts.num_draft_tokens += num_tried
         counts.num_accepted_tokens += num_accepted
         counts.num_misses += is_miss
-        if text.back_off is not None:
-            text.back_off.book(num_tried, num_accepted)
-            text.stands_down = text.back_off.standing_down
 
     def _share(self, text: RequestText) -> None:
         new = text.local.token_ids[text.num_shared :]

@@ -54,7 +54,8 @@ class SuffixOptions(BaseModel):
         default=True, description="Share outputs while they are written; false: once they are finished."
     )
     suffix_backoff: bool = Field(
-        default=True, description="Stand down while drafts miss; false drafts in every step, as vLLM does."
+        default=True,
+        description="Draft only what is likely to pay in a batch of this size; false drafts all, as vLLM does.",
     )
     suffix_corpus: str | None = Field(
         default=None,
@@ -99,7 +100,6 @@ class SuffixOptions(BaseModel):
             num_speculative_tokens,
             step_tokens=self.suffix_step_tokens,
             min_probability=self.suffix_decoding_min_token_prob or 0.0,
-            backs_off=self.suffix_backoff,
             shares_running=self.suffix_live,
             counts_carried=factor is None,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specplug import Batch, ConfigError, Draft, Request, SourceSpan, TokenIds, hookimpl
-from specplug.proposers import Proposer, rows_to_draft
+from specplug.proposers import Load, Proposer, rows_to_draft
 from specplug_suffix.acceptance import AcceptanceRow
 from specplug_suffix.drafter import RequestText, SuffixDrafter
 from specplug_suffix.options import SuffixOptions
@@ -34,9 +34,16 @@ class SuffixProposer(Proposer):
     """
 
     def __init__(
-        self, options: SuffixOptions, *, num_speculative_tokens: int, vocab_size: int, name: str = "suffix"
+        self,
+        options: SuffixOptions,
+        *,
+        num_speculative_tokens: int,
+        vocab_size: int,
+        device: str = "cpu",
+        name: str = "suffix",
     ) -> None:
         self.options = options
+        self.device = device
         self.name = name
         self._vocab_size = vocab_size
         rules = options.rules(num_speculative_tokens)
@@ -81,9 +88,12 @@ class SuffixProposer(Proposer):
                 rows.append(row)
                 texts.append(text)
         drafts: list[list[int]] = [[] for _ in batch.requests]
-        for row, draft in zip(rows, self._drafter.propose_all(texts, [limits[row] for row in rows]), strict=True):
+        load = Load(len(batch), self.device) if self.options.suffix_backoff else None
+        found = self._drafter.propose_all(texts, [limits[row] for row in rows], load)
+        for row, draft in zip(rows, found, strict=True):
             drafts[row] = draft
-        return self._described(Draft.from_lists(drafts), texts)
+        drafted = [(text, len(draft)) for text, draft in zip(texts, found, strict=True) if draft]
+        return self._described(Draft.from_lists(drafts), drafted)
 
     # --- what others may ask ----------------------------------------------------------------------------------
 
@@ -164,18 +174,17 @@ class SuffixProposer(Proposer):
             self._drafter.append(text, token_ids[start:stop])
         return num_prompt
 
-    def _described(self, draft: Draft, texts: Sequence[RequestText]) -> Draft:
-        """With sources and confidence. ``texts``: in the order of the draft's rows."""
+    def _described(self, draft: Draft, drafted: Sequence[tuple[RequestText, int]]) -> Draft:
+        """With sources and confidence. ``drafted``: texts and the lengths of their drafts, in the order of the rows."""
         if not draft.num_slots:
             return draft
         import torch
 
         sources: list[SourceSpan] = []
         confidence: list[float] = []
-        drafted = [text for text in texts if text.draft]
-        for origin, group in groupby(drafted, key=lambda text: text.origin):
+        for origin, group in groupby(drafted, key=lambda each: each[0].origin):
             start = len(confidence)
-            for text in group:
-                confidence += [self._drafter.acceptance_rate(text)] * len(text.draft)
+            for text, num_tokens in group:
+                confidence += [self._drafter.acceptance_rate(text)] * num_tokens
             sources.append(SourceSpan(start, len(confidence), f"{self.name}:{origin}"))
         return replace(draft, sources=tuple(sources), confidence=torch.tensor(confidence))

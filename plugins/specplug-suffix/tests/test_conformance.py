@@ -13,10 +13,10 @@ class TestSuffix(ProposerConformance):
 
 
 class TestWithoutSharing(ProposerConformance):
-    """Drafts follow from the request's own text, so the checks that compare companies run too."""
+    """Drafts follow from the request's own text alone, so the checks that compare companies run too."""
 
     method = "suffix"
-    options = {"suffix_decoding_max_cached_requests": 0}
+    options = {"suffix_decoding_max_cached_requests": 0, "suffix_backoff": False}
 
 
 class TestVllmKeys(ProposerConformance):

@@ -10,6 +10,8 @@ from specplug_suffix.drafter import DraftRules, RequestText, SuffixDrafter
 from specplug_suffix.lengths import DraftLengths
 from specplug_suffix.shared import SharedIndex
 
+from specplug.proposers import Load
+
 texts = st.integers(1, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=30))
 
 
@@ -54,7 +56,7 @@ def replay(made: SuffixDrafter, prompt: list[int], output: list[int], k: int = 8
 def test_longest_match_over_own_text_and_finished_outputs(
     outputs: list[list[int]], prompt: list[int], output: list[int]
 ) -> None:
-    made = drafter(k=100, factor=100.0, backs_off=False)
+    made = drafter(k=100, factor=100.0)
     for each in outputs:
         run(made, [7, 7, 7], each)
     text = begin(made, prompt)
@@ -217,17 +219,34 @@ def test_all_drafts_of_a_step_are_bounded_together() -> None:
     assert together == [5, 1, 1, 1], "8, 2, 2, 2 in proportion"
 
 
+def loaded(made: SuffixDrafter, prompt: list[int], output: list[int], num_rows: int) -> list[int]:
+    """Draft lengths while a request among ``num_rows`` equal ones writes its output token by token."""
+    load = Load(num_rows)
+    texts = [begin(made, prompt) for _ in range(num_rows)]
+    lengths = []
+    for token in output:
+        lengths.append(len(made.propose_all(texts, [8] * num_rows, load)[0]))
+        for text in texts:
+            made.append(text, [token])
+    return lengths
+
+
 def test_free_form_text_makes_it_stand_down_and_hits_bring_it_back() -> None:
-    made = drafter(k=8)
     chance = random.Random(4)
-    noise = [token for _ in range(600) for token in (7, 1000 + chance.randrange(10**6))]
-    drafts = replay(made, [7, 1, 7, 2], noise)
-    assert sum(map(len, drafts[:20])) > 0
-    assert sum(map(len, drafts[-50:])) == 0
-    again = replay(made, [7, 1, 7, 2], noise + list(range(30)) * 4)
-    assert len(again[-1]) == 8
-    always = replay(drafter(k=8, backs_off=False), [7, 1, 7, 2], noise)
+    noise = [token for _ in range(300) for token in (7, 1000 + chance.randrange(10**6))]
+    made = drafter(k=8, max_tokens=0)
+    lengths = loaded(made, [7, 1, 7, 2], noise, num_rows=1)
+    assert sum(lengths[:10]) > 0
+    assert sum(lengths[-50:]) == 0
+    assert loaded(made, [7, 1, 7, 2], list(range(30)) * 4, num_rows=1)[-1] == 8
+    always = replay(drafter(k=8, max_tokens=0), [7, 1, 7, 2], noise)
     assert sum(map(len, always[-50:])) > 0
+
+
+def test_drafts_are_shorter_the_more_requests_share_the_step() -> None:
+    prompt, output = [1, 2, 3, 4, 9, 1, 2, 3, 4, 8] * 3, [1, 2, 3, 4, 7, 1, 2, 3, 4, 6] * 8
+    totals = [sum(loaded(drafter(k=8, max_tokens=0), prompt, output, num_rows)) for num_rows in (1, 8, 64)]
+    assert totals[0] > totals[1] > totals[2]
 
 
 def test_a_draft_that_was_only_tried_in_part_is_no_miss() -> None:

@@ -26,7 +26,8 @@ def ids(token_ids: Sequence[int]) -> TokenIds:
 
 
 def proposer(k: int = 8, **keys: Any) -> SuffixProposer:
-    return SuffixProposer(SuffixOptions(**keys), num_speculative_tokens=k, vocab_size=VOCAB_SIZE)
+    options = SuffixOptions(**{"suffix_backoff": False, **keys})
+    return SuffixProposer(options, num_speculative_tokens=k, vocab_size=VOCAB_SIZE)
 
 
 class Host:

@@ -15,6 +15,7 @@ K_KEY = "num_speculative_tokens"
 MAX_DRAFT_LEN = 2**15
 
 _SUFFIX_LENGTH = "suffix_max_draft"
+_MEDUSA_TREE = "medusa_tree"
 _VLLM_TREE_DEPTH = 24
 
 
@@ -69,7 +70,17 @@ def _default(work: Resolution) -> tuple[int, str] | None:
         return _suffix_default(work)
     if work.method == "extract_hidden_states":
         return 1, "extract_hidden_states keeps the sampled token only"
+    if (num_nodes := _medusa_nodes(work)) is not None:
+        return num_nodes, f"the nodes of {_MEDUSA_TREE}"
     return None if work.checkpoint is None else _stated(work.method or "", work.checkpoint)
+
+
+def _medusa_nodes(work: Resolution) -> int | None:
+    """Nodes of a tree over Medusa heads, which may be more than there are heads; None for a chain."""
+    tree = work.plugin_values.get(_MEDUSA_TREE)
+    if isinstance(tree, list | tuple):
+        tree = len(tree)
+    return tree if isinstance(tree, int) and tree > 0 else None  # else a fault, once the plugin's options are validated
 
 
 def _suffix_default(work: Resolution) -> tuple[int, str]:
@@ -123,6 +134,8 @@ def _check_mlp(work: Resolution, num: int) -> None:
 
 
 def _check_medusa(work: Resolution, num: int) -> None:
+    if _medusa_nodes(work) is not None:
+        return
     _check_heads(work, num, work.checkpoint.num_medusa_heads if work.checkpoint else None, "Medusa heads'")
 
 

@@ -35,7 +35,7 @@ def specplug_register() -> Sequence[MethodSpec]:
             kind="proposer",
             factory=_build,
             options=MedusaOptions,
-            capabilities=Capabilities(laws=frozenset({"one_hot", "dense", "indirect"}), causality="H"),
+            capabilities=Capabilities(laws=frozenset({"one_hot", "dense", "indirect"}), tree=True, causality="H"),
             summary="Independent heads draft the next tokens, one each, from the target's last hidden state.",
         )
     ]

@@ -29,22 +29,29 @@ def build_proposer(config: PluginConfig, context: PluginContext) -> MedusaPropos
         raise ModelError(f'method "{config.name}" reads hidden states of a real model; the target is a toy')
     checkpoint = Checkpoint.read(find_folder(options.model, options.revision))
     num, limit = config.num_speculative_tokens, checkpoint.config.num_heads
-    if num > limit:
+    tree = options.tree(limit)
+    if tree is not None:
+        num_tokens = min(num, len(tree))
+        num_heads = len(tree.widths(num_tokens))
+    elif num > limit:
         raise ConfigError(
             f"num_speculative_tokens={num} exceeds the {limit} Medusa heads: each head drafts one token; use at most "
-            f"{limit}"
+            f"{limit}, or more with medusa_tree"
         )
+    else:
+        num_tokens = num_heads = num
     with torch.inference_mode():
-        heads, space = load_heads(checkpoint, target, num)
+        heads, space = load_heads(checkpoint, target, num_heads)
     return MedusaProposer(
         heads,
         space,
         final_norm(target.model),
         layer=target.num_layers,
         device=target.device,
-        max_num_tokens=num,
+        max_num_tokens=num_tokens,
         name=config.name,
         is_probabilistic=options.draft_sample_method == "probabilistic",
+        tree=tree,
     )
 
 

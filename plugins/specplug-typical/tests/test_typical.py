@@ -121,7 +121,7 @@ def test_a_chain_given_as_a_tree_is_the_chain() -> None:
 
 
 def test_it_is_an_opt_in() -> None:
-    with pytest.raises(ConfigError, match='plugin "typical" is lossy.*allow_lossy=True'):
+    with pytest.raises(ConfigError, match=r'plugin "typical" is lossy.*allow_lossy=True'):
         generate(RANDOM, allow_lossy=False)
 
 

@@ -83,11 +83,8 @@ class LastStateProposer(Proposer):
         self._states.advance(batch)
 
     def propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
-        """Draft for every row that has a limit and whose last state is known."""
-        counts = [0] * len(batch)
-        for row in rows_to_draft(batch, limits):
-            if batch.requests[row].request_id in self._states:
-                counts[row] = min(limits[row], self.max_num_tokens)
+        """Draft a chain for every row that has a limit and whose last state is known."""
+        counts = self.counts(batch, limits)
         rows = [row for row, count in enumerate(counts) if count]
         if not rows:
             return Draft.empty(len(batch))
@@ -106,6 +103,14 @@ class LastStateProposer(Proposer):
                 laws=sampler.laws(self.space),
                 confidence=sampler.confidence,
             )
+
+    def counts(self, batch: Batch, limits: Sequence[int]) -> list[int]:
+        """How many tokens to draft for each row."""
+        counts = [0] * len(batch)
+        for row in rows_to_draft(batch, limits):
+            if batch.requests[row].request_id in self._states:
+                counts[row] = min(limits[row], self.max_num_tokens)
+        return counts
 
     def inputs(self, batch: Batch, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the rows named: the normalised states ``[rows, hidden]`` and the newest tokens ``[rows]``."""

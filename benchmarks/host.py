@@ -4,7 +4,7 @@
 
 Parts: ``overhead`` (milliseconds of a step outside the target's forward, 6 tokens per row), ``plain`` (against
 transformers' generate: batch 1, and batch 8 with prompts of mixed length, left-padded there), ``ngram`` (edit prompts,
-each engine at its best draft length, against transformers' prompt lookup and, given its environment's Python, vLLM's
+each engine at its best setting, against transformers' prompt lookup and, given its environment's Python, vLLM's
 n-gram), ``freeform`` (n-gram against our own plain decoding on chat and HumanEval prompts). Engines run in their own
 processes and in turn (A B A B ...); each ratio is of neighbouring runs, with the 95 % interval of its mean. Rows go to
 ``benchmarks/results/host_<part>.csv``.
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 EXTRA_DRAFT_TOKENS = 5
 OVERHEAD_STEPS = 60
-NGRAM_LENGTHS = (5, 8, 12, 16)
+NGRAM_LENGTHS = {1: (12, 16, 24), 8: (5, 8)}
 LOOKUP_LENGTHS = (5, 10, 15)
 VLLM_LENGTHS = {1: 8, 8: 5}
 
@@ -105,8 +105,8 @@ class Bench:
         return self.prompts[kind][: self.args.prompts if batch == 1 else 8]
 
 
-def ngram(k: int) -> dict[str, Any]:
-    return {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+def ngram(k: int, **more: Any) -> dict[str, Any]:
+    return {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 2, "prompt_lookup_max": 5, **more}
 
 
 def _num_equal(one: Timed, two: Timed) -> int:
@@ -198,13 +198,19 @@ def plain(bench: Bench) -> Iterator[Row]:
         yield {"kind": "mixed lengths"} | bench.pairs(ours, theirs, mixed, 8)
 
 
+def _ngrams(bench: Bench, batch: int) -> Iterator[Peer]:
+    for k in NGRAM_LENGTHS[batch]:
+        yield bench.ours(f"specplug ngram K={k}", ngram(k))
+        if batch > 1:  # text that is known to be copied may be drafted whole
+            yield bench.ours(f"specplug ngram K={k} ngram_backoff=false", ngram(k, ngram_backoff=False))
+
+
 def ngram_on_edits(bench: Bench) -> Iterator[Row]:
-    """n-gram on edit prompts, each engine at its best draft length."""
+    """n-gram on edit prompts, each engine at its best setting."""
     for batch in (1, 8):
         prompts = bench.some("edit", batch)
         with ExitStack() as stack:
-            ours = [stack.enter_context(bench.ours(f"specplug ngram K={k}", ngram(k))) for k in NGRAM_LENGTHS]
-            best = bench.best(ours, prompts, batch)
+            best = bench.best([stack.enter_context(ours) for ours in _ngrams(bench, batch)], prompts, batch)
             if batch == 1:  # the only batch that transformers' lookup takes
                 lookups = [
                     stack.enter_context(bench.transformers(f"transformers lookup K={k}", "--lookup", "--k", str(k)))

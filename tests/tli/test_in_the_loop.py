@@ -187,7 +187,7 @@ LIMIT = 420.0
 UNRESTRICTED, UNPROCESSED = "law over all draft tokens", "law before temperature"
 TARGET_TEXTS = ["a", "b", "c", "d"]
 DRAFT_TEXTS = ["d", "x", "b", "ab", "a"]
-TEMPERATURE = 0.6
+TEMPERATURE = 0.4
 
 
 def make_target() -> MarkovTarget:
@@ -253,7 +253,7 @@ def chi_squared(num_draws: int, fault: str = "", k: int = 2) -> float:
     prompts = [{"prompt_token_ids": [0]}] * num_draws
     settings = {"plugins": ["opener"], "manager": manager, "max_num_seqs": 200}
     drawn, watcher = decode(make_target(), config, prompts, params, **settings)
-    assert 0.2 < watcher.num_accepted / watcher.num_drafted < 0.95
+    assert 0.1 < watcher.num_accepted / watcher.num_drafted < 0.95
     counts: dict[tuple[int, ...], int] = {}
     for output in drawn:
         counts[tuple(output)] = counts.get(tuple(output), 0) + 1

@@ -140,15 +140,15 @@ _PARTS = {
 
 def _weights(checkpoint: Checkpoint, head: torch.nn.Module, target: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter of the head, from the checkpoint."""
-    for name in head.state_dict():
+    for name, empty in head.state_dict().items():
         parts = [read_tensor(checkpoint.tensors[each]) for each in _stored_names(name)]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts).view(empty.shape)
         yield name, joined.to(device=target.device, dtype=target.dtype)
 
 
 def _stored_names(name: str) -> list[str]:
-    if name == "hidden_norm.weight":
-        return ["layers.0.hidden_norm.weight"]
+    if name == "input_norms.weight":
+        return ["layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"]
     if not name.startswith("blocks."):
         return [name]
     _, index, inner = name.split(".", 2)

@@ -16,7 +16,7 @@ import torch
 from specplug.models.cache import RaggedCache
 from specplug.models.runner import layer_windows
 from specplug.models.step_plan import StepPlan
-from specplug.proposers.heads.layers import DecoderLayer, Norm, RotaryTable, Shape
+from specplug.proposers.heads.layers import DecoderLayer, Norm, Norms, RotaryTable, Shape
 from specplug_eagle.checkpoint import HeadConfig
 
 __all__ = ["Eagle3Head", "EagleHead", "Map"]
@@ -94,9 +94,9 @@ class Eagle3Head(_Body):
             self.input_norm = Norm(width, eps) if config.norm_before_fc else None
             num_norms = config.num_inputs if config.fc_norm else 0
             self.fc_norm = torch.nn.ModuleList(Norm(config.target_hidden_size, eps) for _ in range(num_norms))
-        self.hidden_norm = Norm(hidden, eps)
+        self.input_norms = Norms(2, hidden, eps)  # of the embedding and of the feature, in one operation
         self.blocks = torch.nn.ModuleList(
-            DecoderLayer(Shape.of(body, input_size=2 * hidden if index == 0 else hidden))
+            DecoderLayer(Shape.of(body, input_size=2 * hidden if index == 0 else hidden), normalises_input=index > 0)
             for index in range(config.num_layers)
         )
         self.norm = Norm(hidden, eps)
@@ -119,10 +119,9 @@ class Eagle3Head(_Body):
         rotary = self.rotary(step.position_ids[0])
         first: Any
         first, *others = self.blocks
-        normed = self.hidden_norm(features)
-        inputs = torch.cat((first.input_norm(self.embed(token_ids)), normed), -1)
-        residual = normed if self.config.norm_before_residual else features
-        states: torch.Tensor = first.finish(residual, inputs, rotary, step, cache, 0)
+        normed = self.input_norms(torch.stack((self.embed(token_ids), features), 1))
+        residual = normed[:, 1] if self.config.norm_before_residual else features
+        states: torch.Tensor = first.finish(residual, normed.flatten(1), rotary, step, cache, 0)
         for index, block in enumerate(others, start=1):
             states = block(states, rotary, step, cache, index)
         return self.norm(states) if self.config.norm_output else states

@@ -51,7 +51,8 @@ def _without_safetensors(folder: Path) -> str:
         return f'"{folder}" holds no weights: no *.safetensors file'
     return (
         f'"{folder}" holds pickled weights only ({pickles[0]}), and unpickling may run code; convert them once, in '
-        'that folder: python -c "import torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for k, v in '
+        'that folder: python -c "import torch, safetensors.torch as s; '
+        "s.save_file({k: v.contiguous().clone() for k, v in "
         f"torch.load('{pickles[0]}', weights_only=True).items()}}, 'model.safetensors')\""
     )
 

@@ -17,7 +17,7 @@ from specplug.models.attention import packed_attention
 from specplug.models.cache import RaggedCache
 from specplug.models.step_plan import StepPlan
 
-__all__ = ["Attention", "DecoderLayer", "Mlp", "Norm", "RotaryTable", "Shape"]
+__all__ = ["Attention", "DecoderLayer", "Mlp", "Norm", "Norms", "RotaryTable", "Shape"]
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding that do not depend on how long the text has become."""
@@ -70,6 +70,19 @@ class Norm(torch.nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., size]`` in and out."""
         return rms_norm(states, self.weight.shape, self.weight, self.eps)
+
+
+class Norms(torch.nn.Module):
+    """Root-mean-square norms of several tensors that are stacked, each with a weight of its own."""
+
+    def __init__(self, num: int, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(num, size))
+        self.eps = eps
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """``[..., num, size]`` in and out."""
+        return rms_norm(states, self.weight.shape[1:], None, self.eps) * self.weight
 
 
 class RotaryTable(torch.nn.Module):

@@ -19,14 +19,11 @@ from torch.nn.functional import pad
 from specplug.draft_space import DraftSpace
 from specplug.sampling_params import SamplingParams
 from specplug.types import Law, LawSpan, OneHot, cumulative
-from specplug.verify import noise
+from specplug.verify import filters, noise
+from specplug.verify.inputs import RowInputs
 from specplug.verify.noise import TILE, Purpose
 
-__all__ = ["DraftRow", "DraftSampler", "process_logits", "race"]
-
-_NUM_CANDIDATES = 1024
-"""Top-p looks at this many of the likeliest tokens; a law whose nucleus is larger is left whole. Any law is good for
-verification as long as it is the one that was drawn from."""
+__all__ = ["DraftRow", "DraftSampler", "cut_by_sorting", "process_logits", "race"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,39 +134,47 @@ class DraftSampler:
 
 
 def process_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Temperature, min-p, top-k and top-p of each row's request, in the order of ``specplug.verify.filters``.
+    """Temperature, min-p, top-k and top-p of each row's request, as ``specplug.verify.filters`` has them.
 
     ``logits``: ``[n, vocab]`` float32; returns a fresh tensor, -inf where a token is cut. Ties with the last token kept
     stay.
     """
-    vocab_size = logits.shape[1]
+    temperatures = torch.tensor([[each.temperature] for each in params], dtype=torch.float32, device=logits.device)
+    scaled = logits / temperatures
+    rows = [row for row, each in enumerate(params) if each.top_k > 0 or each.top_p < 1.0 or each.min_p > 0.0]
+    if not rows:
+        return scaled
+    if logits.device.type == "cpu":
+        for row in rows:
+            _cut_row(scaled[row], params[row])
+        return scaled
+    return cut_by_sorting(scaled, params)
+
+
+def _cut_row(scaled: torch.Tensor, params: SamplingParams) -> None:
+    """In place, ``[vocab]``: finds the threshold among few candidates, which sorting would not on a CPU."""
+    row = RowInputs("standard", top_k=max(params.top_k, 0), top_p=params.top_p, min_p=params.min_p)
+    lowest = filters.threshold(scaled.numpy(), torch.softmax(scaled, -1).numpy(), row)
+    scaled.masked_fill_(scaled < lowest, -torch.inf)
+
+
+def cut_by_sorting(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """The same for all rows at once, ``[n, vocab]`` in place, without waiting for the device."""
+    vocab_size = scaled.shape[1]
 
     def column(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+        return torch.tensor(values, dtype=torch.float32, device=scaled.device)[:, None]
 
-    scaled = logits / column([each.temperature for each in params])
-    if any(each.min_p > 0.0 for each in params):
-        margins = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in params]
-        scaled.masked_fill_(scaled < scaled.amax(-1, keepdim=True) + column(margins), -torch.inf)
-    counts = [each.top_k if 0 < each.top_k < vocab_size else 0 for each in params]
-    if any(counts):
-        ordered = scaled.topk(max(counts)).values
-        last = torch.tensor([max(count, 1) - 1 for count in counts], device=logits.device)[:, None]
-        is_off = torch.tensor([not count for count in counts], device=logits.device)[:, None]
-        scaled.masked_fill_(scaled < ordered.gather(1, last).masked_fill_(is_off, -torch.inf), -torch.inf)
-    if any(each.top_p < 1.0 for each in params):
-        _cut_to_nucleus(scaled, column([each.top_p for each in params]))
-    return scaled
-
-
-def _cut_to_nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> None:
-    """In place. A row with ``top_p`` ``[n, 1]`` of 1, or whose candidates do not reach it, is left whole."""
-    probs = torch.softmax(scaled, -1)
-    likeliest = probs.topk(min(_NUM_CANDIDATES, probs.shape[1])).values
-    sums = likeliest.cumsum(-1)
-    num_kept = (sums - likeliest < top_p).sum(-1, keepdim=True).clamp_(min=1)
-    least = likeliest.gather(1, num_kept - 1).masked_fill_((sums[:, -1:] < top_p) | (top_p >= 1.0), 0.0)
-    scaled.masked_fill_(probs < least, -torch.inf)
+    ordered = scaled.sort(-1, descending=True).values
+    margins = column([math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in params])
+    counts = [each.top_k if 0 < each.top_k < vocab_size else vocab_size for each in params]
+    last = torch.tensor(counts, device=scaled.device)[:, None] - 1
+    lowest = torch.maximum(ordered[:, :1] + margins, ordered.gather(1, last))
+    probs = torch.softmax(ordered.masked_fill_(ordered < lowest, -torch.inf), -1)
+    top_p = column([each.top_p for each in params])
+    num_kept = (probs.cumsum(-1) - probs < top_p).sum(-1, keepdim=True).clamp_(min=1)
+    nucleus = ordered.gather(1, num_kept - 1).masked_fill_(top_p >= 1.0, -torch.inf)
+    return scaled.masked_fill_(scaled < torch.maximum(lowest, nucleus), -torch.inf)
 
 
 def race(probs: torch.Tensor, uniforms: torch.Tensor, tickets: torch.Tensor) -> torch.Tensor:

@@ -30,3 +30,9 @@ def test_custom_class_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     first, second = capsys.readouterr().out.splitlines()
     assert first == "[5, 5, 5, 5, 5, 6]"
     assert "num_draft_tokens=" in second
+
+
+def test_draft_model_page(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = python_blocks("draft_model.md")
+    exec(block, {})
+    assert capsys.readouterr().out.splitlines() == ["9"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specplug.draft_space import IdentityDraftSpace
-from specplug.proposers.draft_sampling import DraftRow, DraftSampler, process_logits, race
+from specplug.proposers.draft_sampling import DraftRow, DraftSampler, cut_by_sorting, process_logits, race
 from specplug.sampling_params import SamplingParams
 from specplug.types import Dense, OneHot
 from specplug.verify import noise, reference
@@ -71,9 +71,19 @@ def test_rows_with_different_filters_do_not_mix() -> None:
     assert torch.equal(logits, logits_of(4, 300))  # the draft's own logits are left alone
 
 
-def test_a_nucleus_larger_than_the_candidates_is_not_cut() -> None:
-    flat = torch.zeros(1, 5000)
-    assert torch.isfinite(process_logits(flat, [SamplingParams(top_p=0.9)])).all()
+def test_sorting_on_a_device_cuts_the_same() -> None:
+    """The path of accelerators, here on the CPU; ties as in half precision."""
+    for seed, dtype in ((0, torch.float32), (1, torch.bfloat16)):
+        logits = logits_of(5, 400, seed).to(dtype).float()
+        params = [
+            SamplingParams(top_k=7),
+            SamplingParams(temperature=0.5, top_p=0.9),
+            SamplingParams(min_p=0.1),
+            SamplingParams(temperature=1.5, top_k=50, top_p=0.8, min_p=0.01),
+            SamplingParams(),
+        ]
+        temperatures = torch.tensor([[each.temperature] for each in params])
+        assert torch.equal(cut_by_sorting(logits / temperatures, params), process_logits(logits, params))
 
 
 @pytest.mark.parametrize("vocab_size", [5, 1024, 2500])

@@ -56,8 +56,8 @@ class TimedForwards(TimedTarget):
         super().__init__(target)
         self.steps: list[tuple[int, float]] = []
 
-    def forward(self, input_ids: Any, num_query_tokens: Any, logits_indices: Any) -> Any:
-        output = super().forward(input_ids, num_query_tokens, logits_indices)
+    def forward(self, input_ids: Any, *arguments: Any, **options: Any) -> Any:
+        output = super().forward(input_ids, *arguments, **options)
         self.steps.append((self.num_tokens, self.forward_s))
         return output
 

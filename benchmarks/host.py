@@ -131,9 +131,9 @@ class TimedTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward(self, input_ids: Any, num_query_tokens: Any, logits_indices: Any) -> Any:
+    def forward(self, input_ids: Any, *arguments: Any, **options: Any) -> Any:
         start = time.perf_counter()
-        output = self._target.forward(input_ids, num_query_tokens, logits_indices)
+        output = self._target.forward(input_ids, *arguments, **options)
         self.forward_s = time.perf_counter() - start
         self.num_tokens = len(input_ids)
         return output

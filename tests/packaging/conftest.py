@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {
     "specplug": ROOT,
     **{path.parent.name: path.parent for path in sorted((ROOT / "plugins").glob("*/pyproject.toml"))},
-    "specplug-hello": ROOT / "docs/examples/specplug-hello",
+    **{path.parent.name: path.parent for path in sorted((ROOT / "docs/examples").glob("*/pyproject.toml"))},
 }
 
 

@@ -60,13 +60,14 @@ def test_specplug_hello_from_its_wheel(built: Built, environment: Callable[..., 
     assert int(done.stdout) > 0, "it must have drafted something"
 
 
-def test_specplug_hello_passes_its_own_tests(
-    built: Built, environment: Callable[..., Any], distributions: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("example", ["specplug-hello", "specplug-hello-tree"])
+def test_the_examples_pass_their_own_tests(
+    example: str, built: Built, environment: Callable[..., Any], distributions: dict[str, Path], tmp_path: Path
 ) -> None:
-    fresh = environment(built["specplug"][0], built["specplug-hello"][0])
+    fresh = environment(built["specplug"][0], built[example][0])
     tests = tmp_path / "tests"
     tests.mkdir()
-    source = distributions["specplug-hello"] / "tests/test_conformance.py"
+    source = distributions[example] / "tests/test_conformance.py"
     (tests / source.name).write_text(source.read_text())
     done = fresh.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), cwd=tmp_path)
     assert done.returncode == 0, done.stdout

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from specplug.draft_space import DraftSpace
 from specplug.sampling_params import SamplingParams
-from specplug.types import Law, LawSpan, OneHot, cumulative
+from specplug.types import Batch, Law, LawSpan, OneHot, cumulative
 from specplug.verify import filters, noise
 from specplug.verify.inputs import RowInputs
 from specplug.verify.noise import TILE, Purpose
@@ -37,6 +37,18 @@ class DraftRow:
     position: int
     """Index, in the request's text, of its first draft token."""
     num_slots: int
+
+    @classmethod
+    def of(cls, batch: Batch, row: int, num_slots: int) -> DraftRow:
+        """For one row of a batch that is drafted for."""
+        request = batch.requests[row]
+        return cls(
+            params=request.sampling_params,
+            seed=request.seed,
+            step=batch.num_verify_steps[row],
+            position=len(batch.token_ids[row]),
+            num_slots=num_slots,
+        )
 
     @property
     def is_greedy(self) -> bool:

@@ -148,7 +148,7 @@ class ModelProposer(Proposer):
         starts = cumulative(counts)
         slots = {reading.request_id: Slots(reading, starts[row], counts[row]) for row, reading in readings.items()}
         sampler = DraftSampler(
-            [_draft_row(batch, row, counts[row]) for row in readings],
+            [DraftRow.of(batch, row, counts[row]) for row in readings],
             is_probabilistic=self.is_probabilistic,
             device=self.draft.device,
         )
@@ -172,14 +172,3 @@ class ModelProposer(Proposer):
             laws=sampler.laws(space, device),
             confidence=sampler.confidence.to(device),
         )
-
-
-def _draft_row(batch: Batch, row: int, num_slots: int) -> DraftRow:
-    request = batch.requests[row]
-    return DraftRow(
-        params=request.sampling_params,
-        seed=request.seed,
-        step=batch.num_verify_steps[row],
-        position=len(batch.token_ids[row]),
-        num_slots=num_slots,
-    )

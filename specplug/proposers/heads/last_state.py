@@ -91,7 +91,7 @@ class LastStateProposer(Proposer):
         starts = cumulative(counts)
         slots = DraftSlots(tuple(starts[row] for row in rows), tuple(counts[row] for row in rows))
         sampler = DraftSampler(
-            [_draft_row(batch, row, counts[row]) for row in rows],
+            [DraftRow.of(batch, row, counts[row]) for row in rows],
             is_probabilistic=self.is_probabilistic,
             device=self._device,
         )
@@ -125,17 +125,6 @@ class LastStateProposer(Proposer):
     def choose(self, logits: torch.Tensor, slots: Sequence[int], sampler: DraftSampler) -> torch.Tensor:
         """Draft ids ``[len(slots)]`` from raw ``logits`` ``[len(slots), draft_vocab]``."""
         return sampler.choose(self.space.restrict(logits), slots)
-
-
-def _draft_row(batch: Batch, row: int, num_slots: int) -> DraftRow:
-    request = batch.requests[row]
-    return DraftRow(
-        params=request.sampling_params,
-        seed=request.seed,
-        step=batch.num_verify_steps[row],
-        position=len(batch.token_ids[row]),
-        num_slots=num_slots,
-    )
 
 
 def listed_ids(token_map: torch.Tensor | None, num_rows: int, vocab_size: int, device: torch.device) -> DraftSpace:

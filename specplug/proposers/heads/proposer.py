@@ -80,7 +80,7 @@ class HeadProposer(Proposer):
         if not any(counts):
             return Draft.empty(len(batch))
         sampler = DraftSampler(
-            [_draft_row(batch, row, count) for row, count in enumerate(counts) if count],
+            [DraftRow.of(batch, row, count) for row, count in enumerate(counts) if count],
             is_probabilistic=self.is_probabilistic,
             device=self._reader.device,
         )
@@ -122,14 +122,3 @@ class HeadProposer(Proposer):
 
     def _choose(self, outputs: torch.Tensor, slots: Sequence[int], sampler: DraftSampler) -> torch.Tensor:
         return sampler.choose(self._space.restrict(self.head.logits(outputs)), slots)
-
-
-def _draft_row(batch: Batch, row: int, count: int) -> DraftRow:
-    request = batch.requests[row]
-    return DraftRow(
-        params=request.sampling_params,
-        seed=request.seed,
-        step=batch.num_verify_steps[row],
-        position=len(batch.token_ids[row]),
-        num_slots=count,
-    )

@@ -56,6 +56,7 @@ TORCH_FREE = [
     "specplug.metrics.acceptance",
     "specplug.proposers",
     "specplug.proposers.custom_class",
+    "specplug.proposers.draft_model",
     "specplug.proposers.ngram",
     "specplug.sampling_params",
     "specplug.testing",

@@ -89,7 +89,15 @@ def _rule(resolved: ResolvedConfig, methods: Mapping[str, MethodSpec], served_by
     """The rule that random rows will run by, also where it is left to the drafts' laws."""
     if resolved.verify_method != "auto" or served_by is None:
         return resolved.verify_method
-    return "standard" if methods[served_by].capabilities.laws & {"dense", "indirect"} else "match"
+    has_sampled_laws = bool(methods[served_by].capabilities.laws & {"dense", "indirect"})
+    return "standard" if has_sampled_laws and not _drafts_greedily(resolved, served_by) else "match"
+
+
+def _drafts_greedily(resolved: ResolvedConfig, served_by: str) -> bool:
+    """Whether the method samples its drafts on request only, and was not asked to."""
+    key = "draft_sample_method"
+    used_by = key_of(SpeculativeConfig.model_fields[key]).used_by or frozenset()
+    return served_by in used_by and getattr(resolved.speculative, key) == "greedy"
 
 
 def _roles(resolved: ResolvedConfig) -> Iterable[tuple[str, str]]:

@@ -69,6 +69,8 @@ class CustomClassProposer:
         if self._reason_off is not None:
             _LOGGER.error("specplug: no drafts: %s", self._reason_off)
             return
+        import torch
+
         options = self._options
         door = TokenDoor(
             _DOOR,
@@ -77,7 +79,8 @@ class CustomClassProposer:
             plugins=options.plugins,
             additional_config=options.additional_config,
         )
-        door.warm_up()
+        with torch.inference_mode():  # as vLLM calls propose
+            door.warm_up()
         self._door = door
         if self._is_first_rank:
             self._export = MetricsExport(self.metrics, model_name=self._served_name, port=options.metrics_port)

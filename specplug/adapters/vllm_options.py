@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from specplug.adapters.token_door import DoorTarget
 from specplug.errors import ConfigError
 
 __all__ = ["ENVIRONMENT", "OPTIONS", "VllmOptions", "check_server", "read_options", "read_target", "server_notes"]
+
+_LOGGER = logging.getLogger("specplug.vllm")
 
 OPTIONS = "specplug"
 """The key of vLLM's ``additional_config`` that holds our options."""
@@ -144,7 +147,11 @@ def _tokenizer(model_config: Any) -> Any:
         return name if callable(name) else None  # our own host hands over the tokenizer itself
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name, revision=getattr(model_config, "tokenizer_revision", None))
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=getattr(model_config, "tokenizer_revision", None))
+    except Exception as error:  # noqa: BLE001 - a method that needs one says so itself
+        _LOGGER.warning("specplug: no tokenizer for the draft side: %s: %s", type(error).__name__, error)
+        return None
 
 
 def check_server(vllm_config: Any) -> None:

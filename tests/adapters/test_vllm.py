@@ -402,6 +402,16 @@ def test_64_requests_with_cancellations_preemptions_and_moving_rows(proposer_cla
     assert counts(proposer)["specplug:num_verified_accepted_tokens"] == runner.num_accepted_tokens
 
 
+def test_B153_a_row_inside_its_prompt_gets_no_draft() -> None:
+    proposer = built(vllm_config(options={"prompt_lookup_min": 1, "prompt_lookup_max": 2}))
+    texts = np.zeros((3, 16), dtype=np.int32)
+    texts[0, :6], texts[1, :6], texts[2, :6] = [5, 6, 5, 6, 5, 6], [5, 6, 5, 6, 5, 6], [9, 8, 9, 8, 9, 8]
+    lengths = np.full(3, 6, dtype=np.int32)
+    first, second, third = proposer.propose([[], [6], []], lengths, texts)
+    assert (first, third) == ([], [])
+    assert second[:2] == [5, 6]
+
+
 def test_equal_prompts_do_not_share_a_state() -> None:
     config = vllm_config(options=NGRAM)
     proposer = built(config)
@@ -507,7 +517,7 @@ def test_a_proposer_that_raises_costs_drafts_only(
         lambda context: FixedProposer([[63] * 20] * 99, clip=False),
     ],
 )
-def test_what_is_returned_is_always_in_range(
+def test_B152_what_is_returned_is_always_in_range(
     make: Callable[[Any], object], serve_method: Callable[[Any], type[CustomClassProposer]]
 ) -> None:
     config = vllm_config()

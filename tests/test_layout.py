@@ -114,7 +114,16 @@ from specplug.errors import ConfigError
 PLUGIN_SOURCES = [
     path for folder in ("plugins", "docs/examples") for path in (ROOT / folder).glob("*/specplug_*/**/*.py")
 ]
-PLUGIN_MAY_IMPORT = ("specplug.proposers", "specplug.adapters", "specplug.testing", "specplug.verify.BuiltinVerifier")
+PLUGIN_MAY_IMPORT = (
+    "specplug.adapters",
+    "specplug.draft_space",
+    "specplug.errors",
+    "specplug.models",
+    "specplug.proposers",
+    "specplug.testing",
+    "specplug.tli",
+    "specplug.verify.BuiltinVerifier",
+)
 
 
 @pytest.mark.parametrize("path", PLUGIN_SOURCES, ids=lambda path: path.parent.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from specplug import LLM, SamplingParams
 from specplug.models.runner import TargetRunner
 from specplug.testing import HookDriver, InstalledMethod, Rig, tiny_llama
 from specplug.testing.driver import Rule, follow, keep
-from specplug.types import OneHot
+from specplug.types import Dense, Indirect, OneHot
 
 GOLDENS = Path(__file__).parent / "goldens"
 K = 4
@@ -170,6 +171,34 @@ def test_confidence_is_the_largest_probability(driver: Driver) -> None:
     assert bool((draft.confidence >= 1 / vocab_size).all()) and bool((draft.confidence <= 1).all())
 
 
+@pytest.mark.parametrize("name", ["eagle3", "peagle"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafting_reads_nothing_back_from_the_device(
+    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads values would wait for a GPU. Tokens and laws stay tensors until the host copies them."""
+    method, folder, options = HEADS[name]
+    options = {**options, "model": str(GOLDENS / folder), "draft_sample_method": "probabilistic"}
+    made = HookDriver(InstalledMethod(method, options), Rig(make_target=make_target, num_speculative_tokens=K))
+    made.start("r", PROMPT)
+    made.start("s", PROMPT[:3])
+    made.prefill()
+    batch = made._batch()
+    params = SamplingParams(temperature=temperature)
+    batch = replace(batch, requests=tuple(replace(each, sampling_params=params) for each in batch.requests))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the drafting loop waited for a value")
+
+    with torch.inference_mode(), monkeypatch.context() as patch:
+        for reading in ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
+            patch.setattr(torch.Tensor, reading, refuse)
+        draft = made.proposer.propose(batch, [K, K - 1])  # type: ignore[attr-defined]
+    assert draft.num_draft_tokens == (K, K - 1)
+    sampled = {"eagle3": Indirect, "peagle": Dense}[name]
+    assert [type(span.law) for span in draft.laws] == [sampled if temperature else OneHot]
+
+
 def test_a_request_longer_than_the_head_sees_runs_on_without_drafts() -> None:
     config = {"model": str(GOLDENS / "llama"), "num_speculative_tokens": K, "max_model_len": 24}
     prompt, params = {"prompt_token_ids": list(PROMPT)}, SamplingParams(temperature=0.0, max_tokens=40)
@@ -180,6 +209,7 @@ def test_a_request_longer_than_the_head_sees_runs_on_without_drafts() -> None:
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
     metrics = output.outputs[0].spec_decode_metrics
     assert 0 < metrics.num_drafts < 15
+    assert metrics.skipped["draft_len"] > 10
 
 
 @pytest.mark.parametrize("name", list(HEADS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -13,6 +13,7 @@ from specplug.hooks.markers import hookimpl
 from specplug.proposers.base import Proposer, rows_to_draft
 from specplug.proposers.draft_sampling import DraftRow, DraftSampler
 from specplug.proposers.heads.reader import Head, HeadReader
+from specplug.proposers.model_proposer import DRAFT_TOO_SHORT
 from specplug.types import Batch, Draft, Request, cumulative
 
 __all__ = ["HeadProposer"]
@@ -73,12 +74,17 @@ class HeadProposer(Proposer):
     def propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
         """Draft for every row that has a limit and whose text is known."""
         counts = [0] * len(batch)
+        skip_reasons: list[str | None] = [None] * len(batch)
         for row in rows_to_draft(batch, limits):
             request_id = batch.requests[row].request_id
-            if request_id in self._reader:
-                counts[row] = max(0, min(limits[row], self._reader.room(request_id)))
-        if not any(counts):
-            return Draft.empty(len(batch))
+            room = self._reader.room(request_id) if request_id in self._reader else 0
+            counts[row] = max(0, min(limits[row], room))
+            if not counts[row]:
+                skip_reasons[row] = DRAFT_TOO_SHORT
+        draft = self._draft(batch, counts) if any(counts) else Draft.empty(len(batch))
+        return replace(draft, skip_reasons=tuple(skip_reasons))
+
+    def _draft(self, batch: Batch, counts: Sequence[int]) -> Draft:
         sampler = DraftSampler(
             [DraftRow.of(batch, row, count) for row, count in enumerate(counts) if count],
             is_probabilistic=self.is_probabilistic,

@@ -1,7 +1,8 @@
-"""transformers ``generate``: plain, or with prompt lookup (batch 1). A streamer marks each step."""
+"""transformers ``generate``: plain, with prompt lookup or specplug's door (batch 1). A streamer marks each step."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class StepMarks:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--lookup", action="store_true", help="draft by prompt lookup, --k tokens at a time")
+    parser.add_argument("--specplug", metavar="JSON", help="draft by this speculative_config, through specplug's door")
     args = parser.parse_args()
     serve(lambda: load(args))
 
@@ -45,16 +47,22 @@ def load(args: Any) -> tuple[dict[str, Any], Run]:
     options: dict[str, Any] = {"do_sample": False}
     if args.lookup:
         options["prompt_lookup_num_tokens"] = args.k
+    if args.specplug:
+        from specplug.adapters.transformers import generate
+
+        options |= {"custom_generate": generate, "spec": json.loads(args.specplug)}
 
     def run(prompts: Sequence[str], n_tokens: int) -> dict[str, Any]:
         batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
         streamer = StepMarks()
-        ids = model.generate(**batch, max_new_tokens=n_tokens, streamer=streamer, **options)
+        options["spec_streamer" if args.specplug else "streamer"] = streamer
+        ids = model.generate(**batch, max_new_tokens=n_tokens, **options)
         outputs = ids[:, batch.input_ids.shape[1] :].tolist()
         return streamer.marks.answer(outputs, streamer.marks.num_steps * len(prompts))
 
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    return {"name": "transformers", "versions": versions, "config": {"lookup": args.lookup, "k": args.k}}, run
+    config = {"lookup": args.lookup, "k": args.k, "specplug": args.specplug}
+    return {"name": "transformers", "versions": versions, "config": config}, run
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""llama-cpp-python on a GGUF file: plain, or LlamaPromptLookupDecoding. Batch 1; tokens come one by one."""
+"""llama-cpp-python on a GGUF file: plain, with LlamaPromptLookupDecoding, or with specplug's door. Batch 1; tokens come
+one by one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,23 +13,23 @@ from protocol import Marks, Run, arguments, serve
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--lookup", action="store_true", help="draft by prompt lookup, --k tokens at a time")
+    parser.add_argument("--specplug", metavar="JSON", help="draft by this speculative_config, through specplug's door")
     args = parser.parse_args()
     serve(lambda: load(args))
 
 
 def load(args: Any) -> tuple[dict[str, Any], Run]:
     import llama_cpp
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     _avoid_amx_buffers(llama_cpp)
-    draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=args.k) if args.lookup else None
+    draft = _draft_model(args)
     llm = llama_cpp.Llama(
         args.model,
         n_ctx=1024,
         n_threads=args.threads,
         n_threads_batch=args.threads,
         draft_model=draft,
-        logits_all=args.lookup,
+        logits_all=draft is not None,
         verbose=False,
     )
     num_forwards = _count_forwards(llm)
@@ -44,7 +46,20 @@ def load(args: Any) -> tuple[dict[str, Any], Run]:
                 break
         return marks.answer([ids], len(num_forwards) - 1)
 
-    return {"name": "llama.cpp", "versions": {"llama_cpp": llama_cpp.__version__}, "config": {"k": args.k}}, run
+    config = {"lookup": args.lookup, "k": args.k, "specplug": args.specplug}
+    return {"name": "llama.cpp", "versions": {"llama_cpp": llama_cpp.__version__}, "config": config}, run
+
+
+def _draft_model(args: Any) -> Any:
+    if args.specplug:
+        from specplug.adapters.llama_cpp import DraftModel
+
+        return DraftModel(json.loads(args.specplug))
+    if args.lookup:
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        return LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=args.k)
+    return None
 
 
 def _avoid_amx_buffers(llama_cpp: Any) -> None:

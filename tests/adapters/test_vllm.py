@@ -232,6 +232,21 @@ def test_a_draft_model_needs_a_folder() -> None:
         DraftModelProposer(vllm_config())
 
 
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("specplug.adapters.vllm.NgramProposer", "ngram"),
+        ("specplug.adapters.vllm.DraftModelProposer", "draft_model"),
+        ("specplug_suffix.vllm.SuffixProposer", "suffix"),
+        ("specplug_pard.vllm.PardProposer", "pard"),
+    ],
+)
+def test_every_class_path_of_the_page_names_its_method(path: str, method: str) -> None:
+    module, _, name = path.rpartition(".")
+    assert getattr(pytest.importorskip(module), name).method == method
+    assert f"`{path}`" in (Path(__file__).parents[2] / "docs" / "doors" / "vllm.md").read_text()
+
+
 # --- the server ---------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,15 @@ from specplug.tli.mapping import VocabularyMap, match_vocabularies
 from specplug.tli.spelling import MARKER
 from specplug.tli.vocabulary import Vocabulary
 
-__all__ = ["Coverage", "PairReport", "StringMatch", "measure_coverage", "report_pair", "sample_text"]
+__all__ = [
+    "Coverage",
+    "PairReport",
+    "StringMatch",
+    "measure_coverage",
+    "report_pair",
+    "sample_text",
+    "string_pairs",
+]
 
 _NUM_EXAMPLES = 8
 _BYTE_SPACE = "Ġ"
@@ -116,7 +124,7 @@ def _token(vocabulary: Vocabulary, role: str) -> str | None:
 
 
 def _match_strings(target: Vocabulary, draft: Vocabulary, shared: VocabularyMap, text: str) -> StringMatch:
-    pairs = _string_pairs(target, draft)
+    pairs = string_pairs(target, draft)
     wrong = [t for t, d in pairs.items() if target.bytes_of(t) != draft.bytes_of(d)]
     right = pairs.keys() - wrong
     missed = [t for t in _by_bytes(shared) if t not in right]
@@ -136,7 +144,7 @@ def _by_bytes(shared: VocabularyMap) -> Iterator[int]:
     return (token_id for token_id in paired if token_id not in by_role)
 
 
-def _string_pairs(target: Vocabulary, draft: Vocabulary) -> dict[int, int]:
+def string_pairs(target: Vocabulary, draft: Vocabulary) -> dict[int, int]:
     """Target id -> draft id for equal strings, the first id of each; special tokens as any others."""
     first: dict[str, int] = {}
     for token, token_id in sorted(draft.tokenizer.get_vocab().items(), key=lambda item: item[1]):

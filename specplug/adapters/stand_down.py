@@ -39,6 +39,7 @@ class StandDown:
         draft = yield
         if draft is None:
             return None
+        draft = draft.to_chains()  # a server that takes tokens takes no trees
         ids, starts = draft.draft_token_ids.tolist(), cumulative(draft.num_draft_tokens)
         kept = []
         for row, (request_id, token_ids) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):

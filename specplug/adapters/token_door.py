@@ -118,6 +118,8 @@ class TokenDoor:
         )
         builder.hooks = self.hooks
         self.hooks.start_session(session)
+        self.drafts_trees = any(manager.methods[each.name].capabilities.tree for each in self.config.plugins)
+        """Whether a proposer may draft token trees, which are cut to a path each."""
         self._strict = strict
         self._door = door
         self._tracker = RequestTracker(target.max_num_seqs)
@@ -239,9 +241,10 @@ class TokenDoor:
         draft = (self.hooks.propose(batch, limits) or Draft.empty(len(batch))).to_chains()
         drafts = _chains(draft)
         sources = _sources_by_row(draft)
-        for request, limit, ids, names in zip(requests, limits, drafts, sources, strict=True):
+        reasons = draft.skip_reasons or (None,) * len(drafts)
+        for request, limit, ids, names, reason in zip(requests, limits, drafts, sources, reasons, strict=True):
             request.draft, request.sources = tuple(ids), names
-            request.skip_reason = None if ids else self._skip_reason(request, limit)
+            request.skip_reason = None if ids else reason or self._skip_reason(request, limit)
         return drafts
 
     def _limits(self, rows: Sequence[DoorRow], batch: Batch) -> list[int]:

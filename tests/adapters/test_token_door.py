@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -20,7 +20,7 @@ from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, PluginContext
 from specplug.proposers import RowProposer
 from specplug.testing.proposers import FixedProposer, RandomProposer, as_method
-from specplug.types import Request, RequestStep, StepOutcome, TokenIds
+from specplug.types import Draft, Request, RequestStep, StepOutcome, TokenIds
 
 NGRAM = {
     "method": "ngram",
@@ -394,8 +394,6 @@ def test_a_draft_that_cannot_be_is_dropped(draft: list[list[int]]) -> None:
     class Wrong:
         @hookimpl
         def specplug_propose(self, batch: Any, limits: Sequence[int]) -> Any:
-            from specplug.types import Draft
-
             return Draft.from_lists(draft)
 
     door = door_of(lambda context: Wrong())
@@ -446,3 +444,18 @@ def test_faults_of_the_configuration_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         open_door({"method": "ngram", "num_speculative_tokens": 0, "prompt_lookup_maxi": 3})
     assert len(caught.value.faults) == 2
+
+
+def test_trees_are_cut_to_their_first_path_and_reasons_are_passed_on() -> None:
+    class Trees(Watcher):
+        @hookimpl
+        def specplug_propose(self, batch: Any) -> Any:
+            draft = Draft.from_trees([[1, 2, 3, 4], []], [[-1, -1, 0, 2], []])
+            return replace(draft, skip_reasons=(None, "too dear"))
+
+    watcher = Trees()
+    door = door_of(lambda context: watcher, strict=True, capabilities=Capabilities(tree=True))
+    assert door.step([row([7, 8], 1), row([7, 9], 1)]) == [[1, 3, 4], []]
+    door.step([row([7, 8, 1, 3, 5], 3), row([7, 9, 9], 1)])
+    steps = [(step.num_draft_tokens, step.num_accepted_tokens, step.skip_reason) for step in watcher.steps]
+    assert steps == [(0, 0, "prefill"), (0, 0, "prefill"), (3, 2, None), (0, 0, "too dear")]

@@ -247,8 +247,7 @@ def pair(bench: Bench) -> Iterator[Row]:
     ):
         prompts = [*bench.prompts["humaneval"][: bench.args.prompts], *bench.prompts["chat"][: bench.args.prompts]]
         load = wait_until_idle(most_s=20.0)
-        with Assisted(target, draft) as theirs:
-            found = _lengths(bench, target, draft, prompts, theirs)
+        found = _lengths(bench, target, draft, prompts)
         for temperature, (ours, others) in found.items():
             ratio = paired_ratio(ours, others)
             row = {
@@ -276,7 +275,7 @@ def _lengths(bench: Bench, target: str, draft: str, prompts: Sequence[str], thei
     found: dict[float, Lengths] = {}
     for temperature, how in ((1.0, "probabilistic"), (0.0, "greedy")):
         keys = {"num_speculative_tokens": PAIR_LENGTH, "draft_sample_method": how}
-        engine = Engine("pair", target, config | keys)
+        engine, theirs = Engine("pair", target, config | keys), Assisted(target, draft)
         ours: list[float] = []
         others: list[float] = []
         for seed in range(bench.args.seeds if temperature else 1):
@@ -292,7 +291,10 @@ def _lengths(bench: Bench, target: str, draft: str, prompts: Sequence[str], thei
 
 
 class Assisted:
-    """transformers' universal assisted generation at a constant draft length, without a confidence threshold."""
+    """transformers' universal assisted generation at a constant draft length, without a confidence threshold.
+
+    An object samples or does not: the sampled path rebuilds the draft model's head and embeddings for good.
+    """
 
     def __init__(self, target: str, draft: str) -> None:
         import torch
@@ -310,7 +312,7 @@ class Assisted:
             model.generation_config.eos_token_id = None
             model.generation_config.pad_token_id = 0
         self._num_forwards = 0
-        self._hook = self._target.register_forward_hook(self._count)
+        self._target.register_forward_hook(self._count)
 
     def _count(self, module: Any, args: Any, output: Any) -> None:
         self._num_forwards += 1
@@ -337,12 +339,6 @@ class Assisted:
         )
         # the first forward reads the prompt and a draft at once
         return (output.shape[1] - ids.input_ids.shape[1]) / self._num_forwards
-
-    def __enter__(self) -> Assisted:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._hook.remove()
 
 
 # --- the command line ---------------------------------------------------------------------------------------------

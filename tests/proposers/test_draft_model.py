@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specplug import LLM, MethodSpec, RequestStep, SamplingParams, StepOutcome, hookimpl
+from specplug.draft_space import IdentityDraftSpace
 from specplug.hooks import ProcessManager
 from specplug.methods import PluginConfig, PluginContext
 from specplug.models.runner import TargetRunner
@@ -21,7 +24,7 @@ from specplug.testing.conformance import ProposerConformance
 from specplug.testing.models import tiny_llama, toy_tokenizer
 from specplug.testing.proposers import MethodPlugin, as_method
 from specplug.testing.rig import Rig
-from specplug.types import Batch, Draft
+from specplug.types import Batch, Draft, Indirect, Law, OneHot
 
 PROMPTS = [[5, 6] * 5, [1, 2, 3], [7], [9, 8, 7, 6, 5, 4, 3]]
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
@@ -559,3 +562,53 @@ def test_self_draft_by_sampling_is_always_accepted(save: Save) -> None:
         accepted = sum(row.num_accepted_tokens for row in watcher.rows)
         drafted = sum(row.num_draft_tokens for row in watcher.rows)
         assert drafted - accepted <= 1, filters  # two roundings of one law may differ by a hair
+
+
+# --- memory and synchronisation ------------------------------------------------------------------------------------
+
+
+class WideTarget(IdentityDraftSpace):
+    """A draft of 64 ids beside a target of 50_000: laws are read through a map, and never spelled out."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.map = torch.cat([torch.arange(64), torch.full((50_000 - 64,), -1)])
+
+    def law(self, draft_logits: torch.Tensor) -> Law:
+        return Indirect(draft_logits, draft_logits.logsumexp(-1), self.map)
+
+
+class Sizes(TorchDispatchMode):
+    """The widest tensor that operations make, and how often values are read from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.num_reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_reads += func is torch.ops.aten._local_scalar_dense.default
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, torch.Tensor):
+                self.largest = max(self.largest, each.numel())
+        return made
+
+
+@pytest.mark.parametrize("is_probabilistic", [False, True])
+def test_a_step_makes_nothing_as_wide_as_the_target_and_reads_nothing_back(
+    make_batch: Callable[..., Batch], is_probabilistic: bool
+) -> None:
+    target = SimpleNamespace(device=torch.device("cpu"), vocab_size=50_000)
+    context: Any = SimpleNamespace(draft_space=lambda draft: WideTarget(), target=target)
+    proposer = AutoregressiveProposer(
+        runner(tiny_llama()), context, name="draft_model", is_probabilistic=is_probabilistic
+    )
+    proposer.specplug_start_session()
+    batch = make_batch([[1, 2, 3], [4, 5], [6, 7, 8, 9]])
+    with Sizes() as sizes:
+        draft = proposer.propose(batch, [4, 4, 4])
+    assert draft.num_slots == 12
+    assert sizes.largest < 50_000  # the draft's own largest are its logits and cache rows
+    assert sizes.num_reads == 0  # .item() and the like: what a step waits for is the copy of the next one
+    assert isinstance(draft.laws[0].law, Indirect if is_probabilistic else OneHot)

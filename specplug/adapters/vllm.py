@@ -137,7 +137,10 @@ class CustomClassProposer:
             door.config.method,
             door.num_speculative_tokens,
         )
-        for note in (*self._notes, *door.config.notes):
+        notes = [*self._notes, *door.config.notes]
+        if door.drafts_trees:
+            notes.append("vLLM verifies chains: of a token tree one path is proposed; specplug.LLM verifies trees")
+        for note in notes:
             _LOGGER.info("specplug: %s", note)
 
 

@@ -28,6 +28,7 @@ from specplug.adapters.vllm_symbols import SYMBOLS, mismatches
 from specplug.errors import ConfigError
 from specplug.hooks import ProcessManager
 from specplug.hooks.markers import hookimpl
+from specplug.methods import Capabilities
 from specplug.metrics import Counter
 from specplug.proposers import RowProposer
 from specplug.testing import MarkovTarget, ProposerConformance
@@ -447,6 +448,30 @@ def test_two_ranks_draft_alike(proposer_class: type[CustomClassProposer]) -> Non
         answers.append(seen)
     assert answers[0] == answers[1]
     assert any(draft for step in answers[0] for draft in step)
+
+
+class Tree:
+    """The first child of the root is a leaf; the second goes on."""
+
+    @hookimpl
+    def specplug_propose(self, batch: Batch, limits: Any) -> Draft:
+        return Draft.from_trees([[5, 6, 7]] * len(batch), [[-1, -1, 1]] * len(batch))
+
+
+def test_of_a_tree_one_path_is_proposed_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = ProcessManager()
+    manager.register(as_method("mine", lambda context: Tree(), capabilities=Capabilities(tree=True)))
+    monkeypatch.setattr(token_door, "process_manager", lambda: manager)
+    config = vllm_config(options={"method": "mine"})
+    with caplog.at_level(logging.INFO, logger="specplug"):
+        proposer = built(config, CustomClassProposer)
+    assert "one path is proposed" in caplog.text
+    text = np.zeros((1, 16), dtype=np.int32)
+    (draft,) = proposer.propose([[1]], np.array([4], dtype=np.int32), text)
+    assert draft in ([5], [6, 7])
+    assert proposer.is_drafting
 
 
 @dataclass

@@ -56,7 +56,9 @@ def test_the_core_declares_its_entry_points(built: Built) -> None:
     assert found["specplug"] == {
         "acceptance": "specplug.metrics.acceptance",
         "custom_class": "specplug.proposers.custom_class",
+        "draft_model": "specplug.proposers.draft_model",
         "ngram": "specplug.proposers.ngram",
+        "tli": "specplug.tli.plugin",
     }
     assert found["console_scripts"] == {"specplug": "specplug.cli:main"}
     assert found["pytest11"] == {"specplug": "specplug.testing.pytest_plugin"}

@@ -334,7 +334,8 @@ def extraction(bench: Bench) -> Iterator[Row]:
     }
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the heads are, and which of them."""
     from specplug.demo.models import default_cache_dir
 
     parser.add_argument("--trained", default=str(default_cache_dir(os.environ) / "trained"), metavar="FOLDER")
@@ -344,4 +345,4 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PARTS: Parts = {"speed": speed, "loop": loop, "extraction": extraction}
 
 if __name__ == "__main__":
-    run_parts("heads", __doc__, PARTS, tokens=32, pairs=5, options=_options)
+    run_parts("heads", __doc__, PARTS, tokens=32, pairs=5, options=add_options)

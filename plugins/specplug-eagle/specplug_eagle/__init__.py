@@ -20,7 +20,7 @@ try:
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-_CAPABILITIES = Capabilities(laws=frozenset({"one_hot", "dense", "indirect"}), causality="C")
+_CAPABILITIES = Capabilities(laws=frozenset({"one_hot", "dense", "indirect"}), tree=True, causality="C")
 
 
 def _build(config: PluginConfig, context: PluginContext) -> object:

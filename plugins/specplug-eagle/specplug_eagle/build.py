@@ -21,6 +21,7 @@ from specplug.proposers.heads.files import read_tensor
 from specplug.proposers.heads.layers import RotaryTable
 from specplug.proposers.heads.proposer import HeadProposer
 from specplug.proposers.heads.reader import READ_AHEAD, HeadReader
+from specplug.proposers.heads.tree import TreeHeadProposer
 from specplug.proposers.heads.vocabulary import output_space
 from specplug_eagle.checkpoint import Checkpoint, HeadConfig
 from specplug_eagle.heads import Eagle3Head, EagleHead
@@ -40,13 +41,17 @@ def build_proposer(config: PluginConfig, context: PluginContext) -> HeadProposer
     with torch.inference_mode():
         head, space = load_head(checkpoint, target, max_len)
         mask = _mask(checkpoint, head) if options.parallel_drafting else None
+    num_nodes = options.eagle_tree_width * (options.eagle_tree_depth - 1)
     reader = HeadReader(
         head,
         max_num_seqs=target.max_num_seqs,
         max_len=max_len,
-        max_query_tokens=target.max_query_tokens + READ_AHEAD + config.num_speculative_tokens,
+        max_query_tokens=target.max_query_tokens + READ_AHEAD + max(config.num_speculative_tokens, num_nodes),
         device=target.device,
     )
+    if options.eagle_tree_width:
+        shape = {"depth": options.eagle_tree_depth, "width": options.eagle_tree_width}
+        return TreeHeadProposer(head, reader, space, name=config.name, **shape)
     is_probabilistic = options.draft_sample_method == "probabilistic"
     return HeadProposer(head, reader, space, name=config.name, is_probabilistic=is_probabilistic, mask=mask)
 

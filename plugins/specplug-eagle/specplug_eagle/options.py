@@ -29,10 +29,23 @@ class EagleOptions(BaseModel):
         default=None, ge=1, description="Longest context the head sees; longer requests run without drafting."
     )
 
+    eagle_tree_width: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Draft dynamic trees (EAGLE-2): children scored of a node, nodes expanded at a depth. 0: chains.",
+    )
+    eagle_tree_depth: int = Field(
+        default=5, ge=1, le=16, description="Longest path of a tree; num_speculative_tokens then counts its nodes."
+    )
+
     @model_validator(mode="after")
     def _check(self) -> EagleOptions:
         if self.parallel_drafting and self.method == "eagle":
             raise ValueError('parallel_drafting needs an EAGLE-3 style head (P-EAGLE): method "eagle3"')
+        if self.eagle_tree_width and (self.parallel_drafting or self.draft_sample_method == "probabilistic"):
+            asked = "parallel_drafting" if self.parallel_drafting else 'draft_sample_method="probabilistic"'
+            raise ValueError(f"eagle_tree_width drafts trees, which {asked} cannot; set it to 0, or leave {asked} out")
         folder = Path(self.model).expanduser()
         if folder.is_dir():
             try:

@@ -51,3 +51,9 @@ class TestPEagle(ProposerConformance):
     method = "eagle3"
     options = {"model": str(GOLDENS / "peagle-llama"), "parallel_drafting": True}
     rig = RIG
+
+
+class TestEagle3Tree(ProposerConformance):
+    method = "eagle3"
+    options = {"model": str(GOLDENS / "llama"), "eagle_tree_width": 3, "eagle_tree_depth": 3}
+    rig = RIG

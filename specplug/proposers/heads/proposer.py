@@ -77,12 +77,15 @@ class HeadProposer(Proposer):
         skip_reasons: list[str | None] = [None] * len(batch)
         for row in rows_to_draft(batch, limits):
             request_id = batch.requests[row].request_id
-            room = self._reader.room(request_id) if request_id in self._reader else 0
-            counts[row] = max(0, min(limits[row], room))
+            counts[row] = max(0, min(limits[row], self._room(request_id)))
             if not counts[row]:
                 skip_reasons[row] = DRAFT_TOO_SHORT
         draft = self._draft(batch, counts) if any(counts) else Draft.empty(len(batch))
         return replace(draft, skip_reasons=tuple(skip_reasons))
+
+    def _room(self, request_id: str) -> int:
+        """Most tokens that can be drafted for a request now."""
+        return self._reader.room(request_id) if request_id in self._reader else 0
 
     def _draft(self, batch: Batch, counts: Sequence[int]) -> Draft:
         sampler = DraftSampler(

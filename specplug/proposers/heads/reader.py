@@ -7,7 +7,7 @@ back are those of its own draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -17,6 +17,7 @@ import torch
 from specplug.models.cache import RaggedCache
 from specplug.models.step_plan import StepPlan
 from specplug.proposers.heads.features import joined_states
+from specplug.trees import Tree
 from specplug.types import Batch, cumulative
 
 __all__ = ["Head", "HeadReader"]
@@ -171,6 +172,15 @@ class HeadReader:
         """Read one draft token ``[n]`` with its features ``[n, hidden]`` for each request; outputs ``[n, hidden]``."""
         return self._run(token_ids, features, dict.fromkeys(request_ids, 1))
 
+    def append_trees(self, token_ids: torch.Tensor, features: torch.Tensor, trees: Mapping[str, Tree]) -> torch.Tensor:
+        """Read a tree of draft tokens for each request ``in_order``, in place of what its draft had read so far.
+
+        ``token_ids`` ``[nodes]`` and ``features`` ``[nodes, hidden]``: one request's nodes after the other's. Returns
+        ``[nodes, hidden]``.
+        """
+        self._roll_back(list(trees))
+        return self._run(token_ids, features, {name: len(tree) for name, tree in trees.items()}, trees)
+
     def _reopen(self, request_ids: Sequence[str]) -> None:
         """Drop the entries of earlier drafts; where nothing waits, let the last entry be read again."""
         for request_id in request_ids:
@@ -229,9 +239,16 @@ class HeadReader:
             _settle(text, size)
         return outputs[last[0] :] if len(last) == 1 else outputs[torch.tensor(last, device=self.device)]
 
-    def _run(self, token_ids: torch.Tensor, features: torch.Tensor, counts: dict[str, int]) -> torch.Tensor:
+    def _run(
+        self,
+        token_ids: torch.Tensor,
+        features: torch.Tensor,
+        counts: Mapping[str, int],
+        trees: Mapping[str, Tree] | None = None,
+    ) -> torch.Tensor:
         num_query_tokens = [counts.get(request_id, 0) for request_id in self._rows]
-        step = self._cache.begin(num_query_tokens)
+        of_rows = {row: trees[name] for row, name in enumerate(self._rows) if name in trees} if trees else None
+        step = self._cache.begin(num_query_tokens, of_rows)
         try:
             outputs = self.head.run(token_ids, features, step, self._cache)
         finally:

@@ -269,7 +269,7 @@ def pair(bench: Bench) -> Iterator[Row]:
 Lengths = tuple[list[float], list[float]]
 
 
-def _lengths(bench: Bench, target: str, draft: str, prompts: Sequence[str], theirs: Assisted) -> dict[float, Lengths]:
+def _lengths(bench: Bench, target: str, draft: str, prompts: Sequence[str]) -> dict[float, Lengths]:
     """Temperature -> mean acceptance lengths per run, ours and theirs: prompts x seeds sampled, prompts greedy."""
     config = {"method": "draft_model", "model": draft, "use_heterogeneous_vocab": True}
     found: dict[float, Lengths] = {}

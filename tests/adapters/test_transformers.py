@@ -496,3 +496,27 @@ def test_a_processor_that_raises_ends_the_call(llama: Any) -> None:
     with pytest.raises(RequestError, match="on purpose"):
         ours(llama, prompts(9), max_new_tokens=4, do_sample=False, logits_processor=processors)
     assert door.sessions(llama)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_real_model_writes_what_plain_generate_writes(method: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specplug.demo.models import SMOLLM2, smollm2_path
+
+    if not SMOLLM2.is_installed():
+        pytest.skip(f"{SMOLLM2.name} is not installed: {SMOLLM2.install}")
+    if method == "suffix":
+        pytest.importorskip("specplug_suffix")
+    folder = smollm2_path()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    code = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n"
+    texts = [f"{code}\nThe same file again:\n\n{code[:14]}\n", "The history of the lighthouse begins with"]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    options = {"max_new_tokens": 32, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    found = ours(model, inputs, {"method": method, "num_speculative_tokens": 8}, **options)
+    assert drafted(model) > 0
+    assert torch.equal(found, model.generate(**inputs, **options))

@@ -167,10 +167,10 @@ class _EncodedText:
         self._tail += text
         num_back, join = _WINDOW_TOKENS, None
         while join is None:
-            first, offset = self._window(num_back)
+            window = self._window(num_back)
+            first, offset = window or self._widest()
             ids, spans = self._encode_from(offset)
-            is_widest = offset <= self._tail_start or first == 0
-            join = self._agreement(first, ids, spans) or ((first, 0) if is_widest else None)
+            join = self._agreement(first, ids, spans) or ((first, 0) if window is None else None)
             num_back *= _GROWTH
         position, taken = join
         self._ids[position:] = ids[taken:]
@@ -178,8 +178,11 @@ class _EncodedText:
         self._forget_beginning()
         return position, ids[taken:]
 
-    def _window(self, num_back: int) -> tuple[int, int]:
-        """The first id of a window, and where in the text it begins: at a word if there is one near."""
+    def _window(self, num_back: int) -> tuple[int, int] | None:
+        """The first id of a window, and where in the text it begins: at a word if there is one near.
+
+        None where the text that is kept does not reach back so far.
+        """
         highest = len(self._ids) - num_back
         clean = None
         for first in range(highest, 0, -1):
@@ -193,13 +196,17 @@ class _EncodedText:
                 return first, offset
             if highest - first >= _WORD_TOKENS:
                 return clean
-        return clean or self._widest()
+        return clean
 
     def _widest(self) -> tuple[int, int]:
+        """All text that is kept."""
         if not self._tail_start:
             return 0, 0
         first = bisect_left(self._spans, self._tail_start, key=lambda span: span[0])
-        return first, self._spans[first][0]
+        while 0 < first < len(self._spans) and self._spans[first - 1][1] > self._spans[first][0]:
+            first += 1  # two ids share a character
+        covered = self._spans[first - 1][1] if first else 0
+        return first, max(covered, self._tail_start)
 
     def _encode_from(self, offset: int) -> tuple[list[int], list[tuple[int, int]]]:
         ids, spans = self._encoder.encode(self._tail[offset - self._tail_start :])

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specplug.testing import toy_tokenizer
 from specplug.tli import Vocabulary, open_space
+from specplug.tli import context as context_module
 from specplug.tli.context import DraftEncoder, RequestText, TargetText
 from specplug.types import TokenIds
 
@@ -122,6 +123,35 @@ def test_what_a_step_costs_does_not_grow_with_the_text(
     assert len(costs) > 900
     assert max(costs[500:]) < 400
     assert sum(costs[-100:]) < 2 * sum(costs[100:200])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("target", "draft"), [("bytes", "marked"), ("marked", "bytes"), ("bytes", "prefixed")])
+def test_a_text_of_which_little_is_kept(
+    follow: Callable[[str, str], RequestText],
+    tokenizers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    draft: str,
+    text: str,
+) -> None:
+    """Where windows do not agree and none can be wider, the last one stands: the text is still the text."""
+    monkeypatch.setattr(context_module, "_KEPT_CHARS", 6)
+    request, now = follow(target, draft), []
+    for ids in pieces(ids_of(tokenizers[target], text), 0, most=3):
+        now = step(request, ids, now)
+    spelled = Vocabulary(tokenizers[draft], len(tokenizers[draft]))
+    assert b"".join(map(spelled.bytes_of, now)).replace(b" ", b"") == text.encode().replace(b" ", b"")
+
+
+def test_long_stretches_that_the_draft_cannot_write(side: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "_KEPT_CHARS", 6)
+    target, draft = toy_tokenizer(["a", "b"], eos_token_id=None), toy_tokenizer(["a", "c"], eos_token_id=None)
+    space = open_space(side(target), side(draft))
+    ids = [0] * 9 + [1] * 60 + [0] * 3
+    for length in range(1, len(ids) + 1):
+        context = space.context("r", token_ids(ids[:length]))
+    assert context.token_ids == [0] * 12
 
 
 def test_a_character_that_is_not_complete_is_given_as_bytes(

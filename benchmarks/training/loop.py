@@ -24,26 +24,46 @@ def minimise(
     *,
     learning_rate: float,
 ) -> dict[str, Any]:
-    """Until the budget is used up. ``next_loss`` gets the fraction done and returns a loss and its tokens."""
+    """Until the budget is used up, or until it is interrupted: what was learnt by then is kept.
+
+    ``next_loss`` gets the fraction done and returns a loss and its tokens.
+    """
     weights = list(parameters)
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    start = budget.fraction
-    num_steps = num_tokens = num_lines = 0
-    smooth = math.nan
-    while (done := (budget.fraction - start) / max(1e-9, 1 - start)) < 1 or not num_steps:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * _rate(done)
-        loss, size = next_loss(done)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        num_steps, num_tokens = num_steps + 1, num_tokens + size
-        smooth = loss.item() if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss.item()
-        if done * LINES >= num_lines:
-            num_lines += 1
-            print(f"  {done:4.0%}: step {num_steps}, {num_tokens} tokens, loss {smooth:.3f}", flush=True)
-    return {"steps": num_steps, "tokens_trained_on": num_tokens, "last_loss": round(smooth, 4)}
+    start, progress = budget.fraction, _Progress()
+    try:
+        while (done := (budget.fraction - start) / max(1e-9, 1 - start)) < 1 or not progress.num_steps:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * _rate(done)
+            loss, num_tokens = next_loss(done)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            progress.add(done, loss.item(), num_tokens)
+    except KeyboardInterrupt:
+        print("  interrupted: what was learnt is kept", flush=True)
+    return progress.report()
+
+
+class _Progress:
+    """What was done so far; prints a line now and then."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_tokens = self._num_lines = 0
+        self._loss = math.nan
+
+    def add(self, done: float, loss: float, num_tokens: int) -> None:
+        """A step was made; the loss that is shown is a running mean."""
+        self.num_steps += 1
+        self.num_tokens += num_tokens
+        self._loss = loss if math.isnan(self._loss) else 0.95 * self._loss + 0.05 * loss
+        if done * LINES >= self._num_lines:
+            self._num_lines += 1
+            print(f"  {done:4.0%}: step {self.num_steps}, {self.num_tokens} tokens, loss {self._loss:.3f}", flush=True)
+
+    def report(self) -> dict[str, Any]:
+        return {"steps": self.num_steps, "tokens_trained_on": self.num_tokens, "last_loss": round(self._loss, 4)}
 
 
 def _rate(done: float) -> float:

@@ -197,6 +197,44 @@ def test_sampled_drafts_are_drawn_from_their_law(save: Save, kind: str) -> None:
     assert all(ids == expected_draft(model, folder, text, len(ids)) for text, ids in greedy.drafts)
 
 
+class LawSpy:
+    """Keeps each draft's text, tokens and, row by row, the logits of its laws."""
+
+    def __init__(self) -> None:
+        self.drafts: list[tuple[list[int], int, torch.Tensor]] = []
+
+    @hookimpl(wrapper=True)
+    def specplug_propose(self, batch: Batch, limits: Sequence[int]) -> Any:
+        draft: Draft | None = yield
+        if draft is not None and draft.num_slots:
+            logits = torch.cat([span.law.draft_logits for span in draft.laws])  # type: ignore[union-attr]
+            start = 0
+            for row, count in enumerate(draft.num_draft_tokens):
+                self.drafts.append((batch.token_ids[row].tolist(), count, logits[start : start + count]))
+                start += count
+        return draft
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_slots_law_is_that_of_its_head(save: Save, kind: str) -> None:
+    """Row by row: the head's own logits at the request's temperature, whatever else is in the batch."""
+    folder, model, spy, manager = save(**KINDS[kind]), tiny_llama(), LawSpy(), ProcessManager()
+    manager.register(MethodPlugin(MethodSpec("spy", "wrapper", lambda config, context: spy)), name="spy")
+    config = {"method": "medusa", "model": str(folder), "draft_sample_method": "probabilistic"}
+    params = [SamplingParams(temperature=20.0, seed=3, max_tokens=8 + row, ignore_eos=True) for row in range(4)]
+    with LLM(tiny_llama(), speculative_config=config, plugins=["spy"], manager=manager, strict=True) as llm:
+        llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+    heads, space = load_heads(Checkpoint.read(folder), Loaded(model), 4)
+    assert len({count for _, count, _ in spy.drafts}) > 2, "ragged drafts, or the order of rows says nothing"
+    for text, count, logits in spy.drafts:
+        with torch.no_grad():
+            hidden = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1]
+            features = heads(hidden[0, -2:-1])
+            for head in range(count):
+                expected = space.restrict(heads.logits(features[:, head], head))[0] / 20.0
+                torch.testing.assert_close(logits[head], expected, rtol=0, atol=1e-4)
+
+
 def test_bfloat16_heads_follow_the_target(save: Save) -> None:
     texts, spy, _ = decode(save(), model=tiny_llama().bfloat16())
     assert all(len(text) == 24 for text in texts)

@@ -231,6 +231,44 @@ def test_sampled_drafts_carry_the_law_they_were_drawn_from(save: Save, truncated
     )
 
 
+class LawSpy:
+    """Keeps each draft's text, tokens and, row by row, the logits of its laws."""
+
+    def __init__(self) -> None:
+        self.drafts: list[tuple[list[int], list[int], torch.Tensor]] = []
+
+    @hookimpl(wrapper=True)
+    def specplug_propose(self, batch: Batch, limits: Sequence[int]) -> Any:
+        draft: Draft | None = yield
+        if draft is not None and draft.num_slots:
+            logits = torch.cat([span.law.draft_logits for span in draft.laws])  # type: ignore[union-attr]
+            start = 0
+            for row, count in enumerate(draft.num_draft_tokens):
+                ids = draft.draft_token_ids[start : start + count].tolist()
+                self.drafts.append((batch.token_ids[row].tolist(), ids, logits[start : start + count]))
+                start += count
+        return draft
+
+
+def test_each_stages_law_is_conditioned_on_the_tokens_drafted_before(save: Save) -> None:
+    """Row by row: the stage's own logits at the request's temperature, whatever else is in the batch."""
+    folder, model, spy, manager = save(), tiny_llama(), LawSpy(), ProcessManager()
+    manager.register(MethodPlugin(MethodSpec("spy", "wrapper", lambda config, context: spy)), name="spy")
+    config = {"method": "mlp_speculator", "model": str(folder), "draft_sample_method": "probabilistic"}
+    params = [SamplingParams(temperature=20.0, seed=3, max_tokens=8 + row, ignore_eos=True) for row in range(4)]
+    with LLM(tiny_llama(), speculative_config=config, plugins=["spy"], manager=manager, strict=True) as llm:
+        llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+    head, _ = load_head(Checkpoint.read(folder), Loaded())
+    assert len({len(ids) for _, ids, _ in spy.drafts}) > 2, "ragged drafts, or the order of rows says nothing"
+    for text, ids, logits in spy.drafts:
+        with torch.no_grad():
+            hidden = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1]
+            states = head.start(hidden[0, -2:-1])
+            for stage, token in enumerate([text[-1], *ids[:-1]] if ids else []):
+                states = head(states, torch.tensor([token]), stage)
+                torch.testing.assert_close(logits[stage], head.logits(states, stage)[0] / 20.0, rtol=0, atol=1e-4)
+
+
 def test_bfloat16_heads_follow_the_target(save: Save) -> None:
     texts, spy, _ = decode(tiny_llama().bfloat16(), save())
     assert all(len(text) == 24 for text in texts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,3 +236,26 @@ def test_another_activation_is_refused(make_head: MakeHead) -> None:
     config = speculators_config(body={**LLAMA, "hidden_act": "gelu"})
     with pytest.raises(ModelError, match='hidden_act="gelu"'):
         load_head(Checkpoint.read(make_head(config, eagle3_tensors()), "eagle3"), target(), 64)
+
+
+def test_a_sliding_window_sees_the_last_entries_only(make_head: MakeHead) -> None:
+    """With one layer, what is outside the window might as well not exist: positions count by their distance."""
+    window = 4
+    tensors = eagle3_tensors(QWEN3)
+    sliding = {**QWEN3, "use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"]}
+    states = torch.randn(12, 3 * HIDDEN)
+    heads = []
+    for body in (sliding, QWEN3):
+        folder = make_head(speculators_config(body=body), tensors)
+        heads.append(load_head(Checkpoint.read(folder, "eagle3"), target(), 64)[0])
+    assert heads[0].windows == [window] and heads[1].windows == [None]
+    token_ids = list(range(20, 32))
+    slid = run(heads[0], token_ids, states)
+    torch.testing.assert_close(slid[-1], run(heads[1], token_ids[-window:], states[-window:])[-1], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(slid[-1], run(heads[1], token_ids, states)[-1], atol=1e-2)
+
+
+def test_importing_the_plugin_loads_no_torch() -> None:
+    code = "import sys, specplug_eagle; specplug_eagle.specplug_register(); print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

@@ -33,21 +33,22 @@ NUM_TOKENS = 6
 """Guessed by the MLP speculator and by Medusa."""
 UNROLLED = 3
 """Steps of EAGLE-3's training-time test; it drafts as many tokens as it is asked for."""
-INNER_DIM = 384
-LEARNING_RATE = 5e-4
+INNER_DIM = 256
+LEARNING_RATES = {"eagle3": 1e-3, "mlp": 3e-3, "medusa": 1e-3}
 
 
 def main() -> None:
     args = arguments(__doc__, minutes=20.0, choices=list(MAKERS))
     target: Any = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.bfloat16)
     corpus, corpus_times = prepare(args, target)
-    target.float().requires_grad_(False)
+    target.requires_grad_(False)
     vocabulary = draft_vocabulary(corpus, target.config.vocab_size, DRAFT_VOCABULARY)
+    torch.manual_seed(0)
     for name in args.only or MAKERS:
         budget = Budget(args.minutes * (1 - CORPUS_SHARE))
         print(f"{name}: {budget.minutes:.1f} minutes of {CORES} cores", flush=True)
         head = MAKERS[name](target, corpus, vocabulary)
-        found = train(head, corpus, vocabulary, budget)
+        found = train(head, corpus, vocabulary, budget, learning_rate=LEARNING_RATES[name])
         folder = Path(args.output) / name
         save(head, folder)
         write_report(folder, {"name": name, **found, "training": budget.times(), "continuations": corpus_times})
@@ -60,7 +61,9 @@ MAKERS: dict[str, Callable[[Any, Corpus, DraftVocabulary], Any]] = {
 }
 
 
-def train(head: Any, corpus: Corpus, vocabulary: DraftVocabulary, budget: Budget) -> dict[str, Any]:
+def train(
+    head: Any, corpus: Corpus, vocabulary: DraftVocabulary, budget: Budget, *, learning_rate: float
+) -> dict[str, Any]:
     """Until the budget is used up; returns what was done and how good the head has become."""
     stream = batches(corpus.train, vocabulary, seed=1)
 
@@ -69,7 +72,7 @@ def train(head: Any, corpus: Corpus, vocabulary: DraftVocabulary, budget: Budget
         with torch.autocast("cpu", torch.bfloat16):
             return head.loss(batch), batch.num_tokens
 
-    found = minimise(head.parameters(), next_loss, budget, learning_rate=LEARNING_RATE)
+    found = minimise(head.parameters(), next_loss, budget, learning_rate=learning_rate)
     parameters = sum(parameter.numel() for parameter in head.parameters())
     return {"parameters": parameters, **found, "held_out": held_out(head, corpus, vocabulary)}
 

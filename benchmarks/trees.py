@@ -2,8 +2,8 @@
 
     python benchmarks/trees.py [PART ...] [--trained FOLDER] [--pairs 8] [--tokens 32]
 
-Parts: ``length`` (Medusa's static tree against its chain at equal verified tokens: tokens per step, which is counted,
-and speed in turn; greedy, batch 1, HumanEval, edit and chat prompts), ``cost`` (what a tree costs the target: a
+Parts: ``length`` (Medusa's static and EAGLE-3's dynamic tree against their chains at equal verified tokens: tokens per
+step, which is counted, and speed in turn; greedy, batch 1, HumanEval, edit and chat prompts), ``cost`` (what a tree costs the target: a
 forward with a tree's mask beside one of a chain of as many tokens on the same text, and moving the accepted nodes'
 entries in the cache; as parts of a step, at most 3 %).
 
@@ -22,8 +22,8 @@ from common import circumstances, paired_ratio, wait_until_idle
 from heads import KINDS, Rig, add_options
 from host import Bench, Parts, Row, run_parts
 
-NODES = (4, 6)
-"""A chain of Medusa's has at most a token of each of its six heads."""
+NODES = {"medusa": (4, 6), "eagle3": (6, 12)}
+"""Verified tokens. A chain of Medusa's has at most a token of each of its six heads."""
 COST_NODES = (8, 16, 32)
 COST_CONTEXT = 256
 COST_ROUNDS = 40
@@ -32,31 +32,40 @@ COST_ROUNDS = 40
 def length(bench: Bench) -> Iterator[Row]:
     """More tokens per step from a tree than from a chain that costs the target as much."""
     rig = Rig(bench)
-    for kind in KINDS:
-        for num_nodes in NODES:
-            chain = rig.config("medusa", num_nodes)
-            tree = chain | {"medusa_tree": num_nodes}
-            load = wait_until_idle()
-            runs = [(rig.run(tree, kind), rig.run(chain, kind)) for _ in range(bench.args.pairs)]
-            ratio = paired_ratio([one.tokens_per_s for one, _ in runs], [other.tokens_per_s for _, other in runs])
-            first, second = runs[0]
-            print(
-                f"  {kind}, {num_nodes} tokens: tree {first.tokens_per_step:.3f}, chain {second.tokens_per_step:.3f} "
-                f"tokens per step; speed {ratio}",
-                flush=True,
-            )
-            yield {
-                "kind": kind,
-                "method": "medusa",
-                "verified_tokens": num_nodes,
-                "tree_tokens_per_step": f"{first.tokens_per_step:.3f}",
-                "chain_tokens_per_step": f"{second.tokens_per_step:.3f}",
-                "ratio_median": f"{ratio.median:.3f}",
-                "ratio_low": f"{ratio.low:.3f}",
-                "ratio_high": f"{ratio.high:.3f}",
-                "pairs": ratio.num_pairs,
-                **circumstances(load, **bench.versions),
-            }
+    for name in (name for name in rig.methods if name in NODES):
+        for kind in KINDS:
+            for num_nodes in NODES[name]:
+                yield _beside_chain(rig, name, kind, num_nodes)
+
+
+def _tree(name: str, num_nodes: int) -> dict[str, Any]:
+    return {"medusa_tree": num_nodes} if name == "medusa" else {"eagle_tree_width": 4, "eagle_tree_depth": 5}
+
+
+def _beside_chain(rig: Rig, name: str, kind: str, num_nodes: int) -> Row:
+    chain = rig.config(name, num_nodes)
+    tree = chain | _tree(name, num_nodes)
+    load = wait_until_idle()
+    runs = [(rig.run(tree, kind), rig.run(chain, kind)) for _ in range(rig.bench.args.pairs)]
+    ratio = paired_ratio([one.tokens_per_s for one, _ in runs], [other.tokens_per_s for _, other in runs])
+    first, second = runs[0]
+    print(
+        f"  {name}, {kind}, {num_nodes} tokens: tree {first.tokens_per_step:.3f}, chain {second.tokens_per_step:.3f} "
+        f"tokens per step; speed {ratio}",
+        flush=True,
+    )
+    return {
+        "kind": kind,
+        "method": name,
+        "verified_tokens": num_nodes,
+        "tree_tokens_per_step": f"{first.tokens_per_step:.3f}",
+        "chain_tokens_per_step": f"{second.tokens_per_step:.3f}",
+        "ratio_median": f"{ratio.median:.3f}",
+        "ratio_low": f"{ratio.low:.3f}",
+        "ratio_high": f"{ratio.high:.3f}",
+        "pairs": ratio.num_pairs,
+        **circumstances(load, **rig.bench.versions),
+    }
 
 
 def cost(bench: Bench) -> Iterator[Row]:

@@ -52,12 +52,14 @@ def new_draft(config: LlamaConfig, embeddings: torch.Tensor) -> LlamaForCausalLM
 
 def principal_embeddings(embeddings: torch.Tensor, size: int) -> torch.Tensor:
     """The target's embeddings ``[vocab, hidden]`` in their ``size`` directions of largest variance; where it has fewer
-    directions, random ones beside."""
-    embeddings = embeddings.detach().float()
-    _, directions = torch.linalg.eigh(embeddings.T @ embeddings)  # ascending
-    found = embeddings @ directions[:, -size:]
+    directions, random ones beside. Scaled so that logits of a normalised state have a variance of about 1."""
+    centred = embeddings.detach().float()
+    centred = centred - centred.mean(0)
+    _, directions = torch.linalg.eigh(centred.T @ centred)  # ascending
+    found = centred @ directions[:, -size:]
     missing = torch.randn(len(found), size - found.shape[1], generator=torch.Generator().manual_seed(0))
-    return torch.cat((found, missing * found.std()), 1)
+    joined = torch.cat((found, missing * found.std()), 1)
+    return joined / (joined.std() * size**0.5)
 
 
 def train(

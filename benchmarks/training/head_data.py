@@ -12,7 +12,7 @@ from training.corpus import Sequence as Continuation
 
 __all__ = ["DraftVocabulary", "HeadBatch", "batches", "batches_once", "draft_vocabulary"]
 
-TOKENS_PER_STEP = 2048
+TOKENS_PER_STEP = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ __all__ = ["LastStateHead", "Medusa", "Mlp"]
 
 STEP_WEIGHT = 0.8
 """Of each step in the loss, relative to the one before."""
+EMBEDDING_STD = 0.3
+"""At the start, so that the token read weighs about as much as the state."""
 
 
 class LastStateHead(torch.nn.Module, ABC):
@@ -81,7 +83,7 @@ class Mlp(LastStateHead):
         self.head = MlpHead(self.config)
         embeddings = principal_embeddings(target.get_input_embeddings().weight, inner_dim)
         with torch.no_grad():
-            self.head.emb[0].weight.copy_(embeddings / embeddings.std() * 0.3)
+            self.head.emb[0].weight.copy_(embeddings / embeddings.std() * EMBEDDING_STD)
             self.head.head[0].weight.copy_(embeddings[vocabulary.target_ids])
 
     def guesses(self, states: torch.Tensor, token_ids: torch.Tensor) -> list[torch.Tensor]:

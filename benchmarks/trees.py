@@ -1,11 +1,11 @@
 """Trees of drafts beside chains of as many tokens, on the demo model.
 
-    python benchmarks/trees.py [PART ...] [--trained FOLDER] [--pairs 8] [--tokens 32]
+    python benchmarks/trees.py [PART ...] [--trained FOLDER] [--pairs 4] [--tokens 32]
 
 Parts: ``length`` (Medusa's static and EAGLE-3's dynamic tree against their chains at equal verified tokens: tokens per
-step, which is counted, and speed in turn; greedy, batch 1, HumanEval, edit and chat prompts), ``cost`` (what a tree costs the target: a
-forward with a tree's mask beside one of a chain of as many tokens on the same text, and moving the accepted nodes'
-entries in the cache; as parts of a step, at most 3 %).
+step, which is counted, and speed in turn; greedy, batch 1, HumanEval, edit and chat prompts), ``cost`` (what a tree
+costs the target: a forward with a tree's mask beside one of a chain of as many tokens on the same text, and moving the
+accepted nodes' entries in the cache; as parts of a step, at most 3 %).
 
 The heads are those of ``benchmarks/train_heads.py``. Rows go to ``results/trees_<part>.csv``.
 """
@@ -140,4 +140,4 @@ def _compaction_s(target: Any, row: int, path: Sequence[int]) -> float:
 PARTS: Parts = {"length": length, "cost": cost}
 
 if __name__ == "__main__":
-    run_parts("trees", __doc__, PARTS, tokens=32, options=add_options)
+    run_parts("trees", __doc__, PARTS, tokens=32, pairs=4, options=add_options)

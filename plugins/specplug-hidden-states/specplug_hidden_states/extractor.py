@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import torch
 
-from specplug import Batch, Request, Session, SessionSummary, hookimpl
+from specplug import Batch, ConfigError, Request, Session, SessionSummary, hookimpl
 from specplug_hidden_states.options import HiddenStatesOptions
 from specplug_hidden_states.writer import Begin, End, Report, Rows, Writer
 
@@ -45,7 +45,7 @@ class HiddenStatesExtractor:
 
     def __init__(self, options: HiddenStatesOptions, layers: Sequence[int]) -> None:
         self.hidden_state_layers = tuple(layers)
-        self._folder = Path(options.extract_hidden_states_path)
+        self._folder = Path(options.extract_hidden_states_path).expanduser()
         self._keeps_output = options.extract_hidden_states_output
         self._waits = options.extract_hidden_states_when_full == "wait"
         self._running: dict[str, _Extraction] = {}
@@ -62,7 +62,11 @@ class HiddenStatesExtractor:
 
     @hookimpl
     def specplug_start_session(self, session: Session) -> None:
-        self._writer.start()
+        """Raises ``ConfigError`` for a folder that cannot be used, which keeps the session from starting."""
+        try:
+            self._writer.start()
+        except OSError as error:
+            raise ConfigError(f'extract_hidden_states_path="{self._folder}" cannot be used: {error}') from error
 
     @hookimpl
     def specplug_start_request(self, request: Request) -> None:

@@ -45,7 +45,7 @@ class HiddenStatesOptions(BaseModel):
 
     @model_validator(mode="after")
     def _folder_can_be(self) -> HiddenStatesOptions:
-        path = Path(self.extract_hidden_states_path)
+        path = Path(self.extract_hidden_states_path).expanduser()
         if path.exists() and not path.is_dir():
             raise ValueError(f"extract_hidden_states_path={str(path)!r} is a file; name a folder")
         return self

@@ -203,6 +203,8 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file; name a folder"):
         open_llm(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"cannot be used: .*Not a directory"):
+        open_llm(tmp_path / "file" / "inside", strict=False)
     with pytest.raises(ConfigError, match="extract_hidden_states_path"):
         LLM(ScriptedTarget([1]), speculative_config={"method": "extract_hidden_states"})
 

@@ -1,4 +1,4 @@
-"""What a draft checkpoint's ``config.json`` says: its kind and its sizes. Weights are never read."""
+"""What a draft checkpoint's ``config.json`` says: its kind and its sizes. Weights are not read, their names may be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specplug.config.weight_header import read_weight_header
 from specplug.errors import ConfigError
 
 __all__ = ["Checkpoint", "read_checkpoint"]
@@ -63,7 +64,19 @@ class Checkpoint:
         for method, parts, keys in _DECLARATIONS:
             if any(part in names for part in parts) or any(key in self.config for key in keys):
                 return method
-        return None
+        return self._method_by_weights()
+
+    def _method_by_weights(self) -> str | None:
+        """EAGLE's first heads were published with the config of a plain model: only their tensors tell them apart."""
+        names: set[str] = set()
+        try:
+            for file in sorted(self.folder.glob("*.safetensors")):
+                names |= read_weight_header(file).keys()
+        except (OSError, ValueError):
+            return None  # who loads the checkpoint says what is wrong with it
+        if "fc.weight" not in names:
+            return None
+        return "eagle3" if any(name.endswith(".hidden_norm.weight") for name in names) else "eagle"
 
     @property
     def has_tokenizer(self) -> bool:

@@ -222,6 +222,16 @@ def test_method_and_draft_length_come_from_the_checkpoint(make_head: MakeHead) -
     assert config.origins["num_speculative_tokens"] == "inferred: the proposal count of the draft's config.json"
 
 
+def test_a_head_with_the_config_of_a_plain_model_is_told_by_its_tensors(make_head: MakeHead) -> None:
+    plain = {**LLAMA, "architectures": ["LlamaForCausalLM"]}
+    for tensors, method in ((eagle_tensors(), "eagle"), (eagle3_tensors(), "eagle3")):
+        settings = {"model": str(make_head(plain, tensors)), "num_speculative_tokens": 2}
+        with LLM(tiny_llama(num_hidden_layers=8), speculative_config=settings) as llm:
+            assert llm.config.method == method
+        with pytest.raises(ConfigError, match=f'declares an EAGLE.* head. Set method="{method}"'):
+            LLM(tiny_llama(), speculative_config={**settings, "method": "draft_model"})
+
+
 def test_qwen3_heads_and_yarn(make_head: MakeHead) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     config = speculators_config(body={**QWEN3, "rope_scaling": rope})

@@ -5,12 +5,11 @@ Importing this module imports no torch, so that configurations can be checked be
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from specplug.config.weight_header import read_weight_header
 from specplug.errors import ModelError
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["StoredTensor", "read_tensor", "stored_tensors"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +56,9 @@ def _without_safetensors(folder: Path) -> str:
 
 def _header(file: Path) -> list[StoredTensor]:
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError(f"a header of {length} bytes")
-            header: Mapping[str, Any] = json.loads(stream.read(length))
-        return [
-            StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = read_weight_header(file)
+        return [StoredTensor(file, name, tuple(each["shape"]), each["dtype"]) for name, each in entries.items()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f'"{file}" is not a readable safetensors file: {error}') from error
 
 

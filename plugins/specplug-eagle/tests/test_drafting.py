@@ -87,8 +87,11 @@ def test_a_chunked_prompt_is_one_prompt(driver: Driver, chunk: int) -> None:
     assert drafts_along(driver(chunk)) == drafts_along(driver())
 
 
-def test_steps_without_a_draft_lose_no_state(driver: Driver) -> None:
+@pytest.mark.parametrize("read_ahead", [64, 3])
+def test_steps_without_a_draft_lose_no_state(driver: Driver, read_ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether what waits is read with the next draft, or before it because it has become long."""
     expected = drafts_along(driver())
+    monkeypatch.setattr("specplug.proposers.heads.reader.READ_AHEAD", read_ahead)
     made = driver()
     made.start("r", PROMPT)
     made.prefill(follow(TEXT))

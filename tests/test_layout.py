@@ -56,6 +56,8 @@ TORCH_FREE = [
     "specplug.metrics.acceptance",
     "specplug.proposers",
     "specplug.proposers.custom_class",
+    "specplug.proposers.heads",
+    "specplug.proposers.heads.files",
     "specplug.proposers.draft_model",
     "specplug.proposers.ngram",
     "specplug.sampling_params",

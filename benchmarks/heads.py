@@ -3,8 +3,8 @@
     python benchmarks/heads.py [PART ...] [--trained FOLDER] [--methods eagle3 mlp medusa] [--pairs 5] [--tokens 32]
 
 Parts: ``speed`` (batch 1, HumanEval, edit and chat prompts: acceptance and speed of every method for 2 to 6 draft
-tokens, then each at its best length in turn with plain decoding and n-gram), ``loop`` (what a draft takes beside its
-layers' matrix products alone), ``extraction`` (decoding with hidden states written to disk, beside without).
+tokens, then each at its best length in turn with plain decoding and n-gram) and ``loop`` (what a draft takes beside its
+layers' matrix products alone).
 
 The heads are those of ``benchmarks/train_heads.py``. A predicted speed-up is T(1) L / (D + T(K + 1)): measured times T
 of the target's forward with so many tokens and D of a draft, and the measured tokens per step L. All runs are in one
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -298,42 +297,6 @@ class Products:
         return statistics.median(times)
 
 
-# --- extraction -----------------------------------------------------------------------------------------------
-
-
-def extraction(bench: Bench) -> Iterator[Row]:
-    """Decoding with ``extract_hidden_states`` beside plain decoding: at most 5 % slower."""
-    rig = Rig(bench)
-    rig.run(None, "chat")
-    load = wait_until_idle()
-    extracting: list[float] = []
-    plain: list[float] = []
-    for _ in range(max(8, bench.args.pairs)):
-        with tempfile.TemporaryDirectory() as folder:
-            config = {
-                "method": "extract_hidden_states",
-                "num_speculative_tokens": 1,
-                "extract_hidden_states_path": folder,
-            }
-            extracting.append(rig.run(config, "chat").tokens_per_s)
-        plain.append(rig.run(None, "chat").tokens_per_s)
-    ratio = paired_ratio(extracting, plain)
-    print(f"  extracting / plain: {ratio}", flush=True)
-    yield {
-        "first": "extract_hidden_states, default layers",
-        "second": "plain",
-        "unit": "tokens/s",
-        "first_median": f"{statistics.median(extracting):.2f}",
-        "second_median": f"{statistics.median(plain):.2f}",
-        "at_least": 0.95,
-        "ratio_median": f"{ratio.median:.3f}",
-        "ratio_low": f"{ratio.low:.3f}",
-        "ratio_high": f"{ratio.high:.3f}",
-        "pairs": ratio.num_pairs,
-        **circumstances(load, **bench.versions),
-    }
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Where the heads are, and which of them."""
     from specplug.demo.models import default_cache_dir
@@ -342,7 +305,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
 
 
-PARTS: Parts = {"speed": speed, "loop": loop, "extraction": extraction}
+PARTS: Parts = {"speed": speed, "loop": loop}
 
 if __name__ == "__main__":
     run_parts("heads", __doc__, PARTS, tokens=32, pairs=5, options=add_options)

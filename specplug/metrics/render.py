@@ -9,6 +9,7 @@ from specplug.metrics.records import AcceptanceCounts, AggregateSpecDecodeMetric
 __all__ = ["acceptance_line", "stats_lines"]
 
 _ENOUGH_TO_WORRY = 200
+_LOSSLESS_RULES = ("match", "standard", "block", "coupled")
 
 
 def acceptance_line(counts: AcceptanceCounts) -> str:
@@ -37,6 +38,9 @@ def _lines(counts: AggregateSpecDecodeMetrics, elapsed_s: float) -> Iterator[str
 
 
 def _draft_lines(counts: AggregateSpecDecodeMetrics) -> Iterator[str]:
+    others = {name: steps for name, steps in counts.verify_method_effective.items() if name not in _LOSSLESS_RULES}
+    if others:
+        yield f"rule         {_listed(others)} (not one of the built-in lossless rules)"
     rates = counts.acceptance_rate_per_pos
     if rates is not None:
         yield "per position " + "  ".join(f"{position}: {100 * rate:.0f} %" for position, rate in enumerate(rates, 1))

@@ -12,6 +12,7 @@ from specplug_typical.verifier import TypicalVerifier, is_typical
 
 from specplug import LLM, Batch, ConfigError, Draft, Request, SamplingParams, TokenIds
 from specplug.hooks import ProcessManager
+from specplug.metrics.render import stats_lines
 from specplug.testing import FixedProposer, TableTarget, as_method
 
 PROBS = [0.5, 0.3, 0.15, 0.05]
@@ -129,6 +130,9 @@ def test_metrics_name_the_rule() -> None:
     output, totals = generate(SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True))
     assert set(totals.verify_method_effective) == {"typical"}
     assert output.spec_decode_metrics.num_accepted_tokens > 0
+    assert any(line.startswith("rule         typical") for line in stats_lines(totals, 1.0))
+    _, totals = generate(SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True), rule="match")
+    assert not any(line.startswith("rule") for line in stats_lines(totals, 1.0))
 
 
 def counts(rule: str | None) -> list[int]:

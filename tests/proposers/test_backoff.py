@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.proposers.backoff import Load, BackOff
+from specplug.proposers.backoff import BackOff, Load
 
 HIT, MISS = 1, 2
 

@@ -11,7 +11,7 @@ import torch
 from specplug_medusa.checkpoint import Checkpoint, expected_tensors, plain_name
 from specplug_medusa.sample import ORIGINAL_CONFIG, SAMPLE_CONFIG, original_names, sample_tensors
 
-from specplug import LLM, ConfigError, ModelError, PluginLoadError
+from specplug import LLM, ConfigError, ModelError
 from specplug.testing import MarkovTarget, tiny_llama
 
 Save = Callable[..., Path]
@@ -103,12 +103,12 @@ def test_the_number_of_tokens_is_the_number_of_heads(save: Save) -> None:
 
 def test_heads_of_another_target(save: Save) -> None:
     tensors = sample_tensors({**SAMPLE_CONFIG, "hidden_size": 48})
-    with pytest.raises(PluginLoadError, match="states of width 48, the target's are 32 wide"):
+    with pytest.raises(ModelError, match="states of width 48, the target's are 32 wide"):
         open_llm(save("wide", tensors=tensors, hidden_size=48))
-    with pytest.raises(PluginLoadError, match="reads hidden states of a real model"):
+    with pytest.raises(ModelError, match="reads hidden states of a real model"):
         open_llm(save("toy"), target=MarkovTarget())
     tensors = {**sample_tensors({**SAMPLE_CONFIG, "truncated_vocab_size": 2}), "token_map": torch.tensor([3, 64])}
-    with pytest.raises(PluginLoadError, match="token_map names ids outside the target's 64"):
+    with pytest.raises(ModelError, match="token_map names ids outside the target's 64"):
         open_llm(save("map", tensors=tensors, truncated_vocab_size=2), k=1)
 
 

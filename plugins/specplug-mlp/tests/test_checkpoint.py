@@ -11,7 +11,7 @@ import torch
 from specplug_mlp.checkpoint import Checkpoint, SpeculatorConfig, expected_tensors
 from specplug_mlp.sample import SAMPLE_CONFIG, sample_tensors
 
-from specplug import LLM, ConfigError, ModelError, PluginLoadError
+from specplug import LLM, ConfigError, ModelError
 from specplug.testing import MarkovTarget, tiny_llama
 
 Save = Callable[..., Path]
@@ -135,14 +135,14 @@ def test_the_number_of_tokens_is_the_speculators_own(save: Save) -> None:
 
 
 def test_a_speculator_of_another_target(save: Save) -> None:
-    with pytest.raises(PluginLoadError, match=r"states of width 48 \(emb_dim\), the target's are 32 wide"):
+    with pytest.raises(ModelError, match=r"states of width 48 \(emb_dim\), the target's are 32 wide"):
         open_llm(save("wide", emb_dim=48))
-    with pytest.raises(PluginLoadError, match="it knows 40 token ids, the target has 64"):
+    with pytest.raises(ModelError, match="it knows 40 token ids, the target has 64"):
         open_llm(save("few", vocab_size=40))
-    with pytest.raises(PluginLoadError, match="reads hidden states of a real model"):
+    with pytest.raises(ModelError, match="reads hidden states of a real model"):
         open_llm(save("toy"), target=MarkovTarget())
     tensors = {**sample_tensors({**SAMPLE_CONFIG, "truncated_vocab_size": 2}), "token_map": torch.tensor([3, 64])}
-    with pytest.raises(PluginLoadError, match="token_map names ids outside the target's 64"):
+    with pytest.raises(ModelError, match="token_map names ids outside the target's 64"):
         open_llm(save("map", tensors=tensors, truncated_vocab_size=2), k=1)
 
 

@@ -68,7 +68,7 @@ TORCH_FREE = [
     "specplug.trees",
     "specplug.types",
 ]
-SCRIPTS = ["scripts/bench", "scripts/check", "scripts/demo", "scripts/test", ".ci/run"]
+SCRIPTS = ["scripts/bench", "scripts/check", "scripts/demo", "scripts/test", "scripts/test-vllm", ".ci/run"]
 
 
 def part_of(path: Path) -> str:

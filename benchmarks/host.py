@@ -198,7 +198,7 @@ def plain(bench: Bench) -> Iterator[Row]:
         yield {"kind": "mixed lengths"} | bench.pairs(ours, theirs, mixed, 8)
 
 
-def _ngrams(bench: Bench, batch: int) -> Iterator[Peer]:
+def ngrams(bench: Bench, batch: int) -> Iterator[Peer]:
     for k in NGRAM_LENGTHS[batch]:
         yield bench.ours(f"specplug ngram K={k}", ngram(k))
         if batch > 1:  # text that is known to be copied may be drafted whole
@@ -210,7 +210,7 @@ def ngram_on_edits(bench: Bench) -> Iterator[Row]:
     for batch in (1, 8):
         prompts = bench.some("edit", batch)
         with ExitStack() as stack:
-            best = bench.best([stack.enter_context(ours) for ours in _ngrams(bench, batch)], prompts, batch)
+            best = bench.best([stack.enter_context(ours) for ours in ngrams(bench, batch)], prompts, batch)
             if batch == 1:  # the only batch that transformers' lookup takes
                 lookups = [
                     stack.enter_context(bench.transformers(f"transformers lookup K={k}", "--lookup", "--k", str(k)))

@@ -2,7 +2,7 @@
 
     python benchmarks/suffix_e2e.py [PART ...] [--model FOLDER] [--pairs 8] [--vllm PYTHON]
 
-Parts: ``edit`` (edit prompts against our n-gram at its best draft length and, given the Python of its environment,
+Parts: ``edit`` (edit prompts against our n-gram at its best setting and, given the Python of its environment,
 vLLM's suffix, which needs arctic-inference), ``humaneval`` (against our own plain decoding, on text that repeats
 little), ``memory`` (10,000 requests in a row through the host loop on a toy: resident memory). Runs repeat prompts,
 so nothing is shared between requests in the first two, on either side. Pairs, intervals and result files as in
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from common import circumstances, wait_until_idle
-from host import NGRAM_LENGTHS, Bench, Parts, Row, ngram, run_parts
+from host import Bench, Parts, Row, ngrams, run_parts
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0}
 VLLM_LENGTH = 24
@@ -34,8 +34,7 @@ def edit(bench: Bench) -> Iterator[Row]:
         prompts = bench.some("edit", batch)
         with ExitStack() as stack:
             ours = stack.enter_context(bench.ours("specplug suffix", SUFFIX))
-            others = [stack.enter_context(bench.ours(f"specplug ngram K={k}", ngram(k))) for k in NGRAM_LENGTHS]
-            best = bench.best(others, prompts, batch)
+            best = bench.best([stack.enter_context(other) for other in ngrams(bench, batch)], prompts, batch)
             yield {"kind": "edit", "at_least": 1.2} | bench.pairs(ours, best, prompts, batch)
             if bench.args.vllm:
                 options = ["--model", bench.args.model, "--method", "suffix", "--k", str(VLLM_LENGTH)]

@@ -9,7 +9,7 @@ from operator import eq
 
 __all__ = ["BackOff", "Load"]
 
-_EVEN_ROWS = {"cpu": 7}
+_EVEN_ROWS = {"cpu": 6}
 """Requests in a step in which a draft token has to be as likely as not (SmolLM2 in bfloat16, 2 cores: one more token
 costs a thirtieth of a step)."""
 _EVEN_ROWS_ELSEWHERE = 70
@@ -25,8 +25,8 @@ class Load:
 
     A token that is accepted spares its request a step, but a batch is spared one only when all its requests are; and a
     token that is verified takes longer for all of them. So the chance that a token needs, of being accepted with
-    everything before it, grows with the square of the batch: ``num_rows² / (num_rows² + even²)``, with ``even`` = 7 on
-    a CPU and 70 elsewhere, and at most 0.8. That is 0.02 for one request and 0.57 for eight on a CPU.
+    everything before it, grows with the square of the batch: ``num_rows² / (num_rows² + even²)``, with ``even`` = 6 on
+    a CPU and 70 elsewhere, and at most 0.8. That is 0.03 for one request and 0.64 for eight on a CPU.
     """
 
     __slots__ = ("least_chance",)

@@ -20,14 +20,14 @@ def after(*drafts: tuple[int, int]) -> BackOff:
 
 
 def test_the_needed_chance_grows_with_the_square_of_the_batch() -> None:
-    assert Load(1).least_chance == pytest.approx(1 / 50)
-    assert Load(7).least_chance == 0.5
+    assert Load(1).least_chance == pytest.approx(1 / 37)
+    assert Load(6).least_chance == 0.5
     assert Load(70).least_chance == 0.8
     assert Load(70, "cuda:1").least_chance == 0.5
 
 
 def test_a_draft_goes_as_far_as_it_is_likely_to_be_accepted() -> None:
-    load = Load(7)
+    load = Load(6)
     assert [load.length(rate) for rate in (0.95, 0.8, 0.6, 0.49, 0.1)] == [13, 3, 1, 0, 0]
     for rate in (0.95, 0.8, 0.6):
         length = load.length(rate)

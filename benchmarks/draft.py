@@ -4,9 +4,11 @@
 
 Parts: ``tiny`` (a draft of about 5 million parameters with the demo model at batch 1, on HumanEval and edit prompts,
 with the target's vocabulary and with its own: cost of a draft token in target forwards, at most 0.08; speed-up over
-plain decoding, and that over the speed-up which the measured acceptance and times predict, at least 0.9) and ``pair``
+plain decoding, and that over the speed-up which the measured acceptance and times predict, at least 0.9) , ``pair``
 (Gemma 3 270M drafted for by SmolLM2 135M and the reverse: mean acceptance length by sampling beside transformers'
-sampled path at a constant draft length, and its greedy path). The tiny drafts are those of ``train_tiny_draft.py``.
+sampled path at a constant draft length, and its greedy path) and ``likelihood`` (the target's mean -log p of tokens
+sampled plainly, by us and by transformers across vocabularies: an exact method leaves it where plain sampling has
+it, so acceptance lengths compare only where it does). The tiny drafts are those of ``train_tiny_draft.py``.
 Runs take turns (A B A B ...); rows go to ``benchmarks/results/draft_<part>.csv``.
 
 Predicted, after Leviathan et al. (2023) with measured times: emitted tokens a step x time of a plain forward / (time of
@@ -318,7 +320,11 @@ class Assisted:
         self._num_forwards += 1
 
     def run(self, prompt: str, num_tokens: int, temperature: float, seed: int) -> float:
-        """Tokens per target forward, the first token and the forward over the prompt left out."""
+        """Tokens per target forward; the first forward reads the prompt and a draft at once."""
+        return self.sample(prompt, num_tokens, temperature, seed)[1]
+
+    def sample(self, prompt: str, num_tokens: int, temperature: float, seed: int) -> tuple[list[int], float]:
+        """The tokens that follow the prompt, and how many there were per target forward."""
         import torch
 
         torch.manual_seed(seed)
@@ -337,13 +343,68 @@ class Assisted:
                 else {"do_sample": False}
             ),
         )
-        # the first forward reads the prompt and a draft at once
-        return (output.shape[1] - ids.input_ids.shape[1]) / self._num_forwards
+        token_ids = output[0, ids.input_ids.shape[1] :].tolist()
+        return token_ids, len(token_ids) / self._num_forwards
+
+
+def likelihood(bench: Bench) -> Iterator[Row]:
+    """Whether sampled texts are the target's own: its mean -log p of their tokens."""
+    target, draft = bench.args.gemma, bench.args.model
+    prompts = [*bench.prompts["humaneval"][: bench.args.prompts], *bench.prompts["chat"][: bench.args.prompts]]
+    config = {"method": "draft_model", "model": draft, "use_heterogeneous_vocab": True}
+    config |= {"num_speculative_tokens": PAIR_LENGTH, "draft_sample_method": "probabilistic"}
+    score = Scorer(target)
+    ours, alone, theirs = Engine("ours", target, config), Engine("alone", target, None), Assisted(target, draft)
+    makers: dict[str, Callable[[str, int], list[int]]] = {
+        "plain": lambda prompt, seed: alone.run([prompt], _sampled(bench, seed)).texts[0],
+        "specplug": lambda prompt, seed: ours.run([prompt], _sampled(bench, seed)).texts[0],
+        "transformers": lambda prompt, seed: theirs.sample(prompt, bench.args.pair_tokens, 1.0, seed)[0],
+    }
+    for name, make in makers.items():
+        found = [
+            loss for seed in range(bench.args.seeds) for prompt in prompts for loss in score(prompt, make(prompt, seed))
+        ]
+        row = {
+            "pair": "gemma3-270m <- smollm2-135m",
+            "sampled_by": name,
+            "unit": "mean -log p of the target, nats per token",
+            "mean": f"{statistics.fmean(found):.3f}",
+            "standard_error": f"{statistics.stdev(found) / len(found) ** 0.5:.3f}",
+            "tokens": len(found),
+            **bench.about(float("nan")),
+        }
+        print(f"  {name}: {row['mean']} +- {row['standard_error']} over {len(found)} tokens", flush=True)
+        yield row
+
+
+def _sampled(bench: Bench, seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, max_tokens=bench.args.pair_tokens, ignore_eos=True, seed=seed)
+
+
+class Scorer:
+    """-log p of each token of a text after a prompt, at temperature 1."""
+
+    def __init__(self, target: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(target)
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
+
+    def __call__(self, prompt: str, token_ids: Sequence[int]) -> list[float]:
+        import torch
+
+        prompt_ids = self._tokenizer(prompt)["input_ids"]
+        ids = torch.tensor([*prompt_ids, *token_ids])
+        with torch.inference_mode():
+            log_probs = torch.log_softmax(self._model(ids[None]).logits[0].float(), -1)
+        places = range(len(prompt_ids), len(ids))
+        return [-log_probs[place - 1, ids[place]].item() for place in places]
 
 
 # --- the command line ---------------------------------------------------------------------------------------------
 
-PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {"tiny": tiny, "pair": pair}
+PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {"tiny": tiny, "pair": pair, "likelihood": likelihood}
 
 
 def main() -> None:

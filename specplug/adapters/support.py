@@ -24,8 +24,6 @@ _NEEDS: dict[str, frozenset[Need]] = {
 }
 """By what a method's ``model`` names."""
 _READS_HIDDEN_STATES = frozenset({"extract_hidden_states"})
-_WITHOUT_PLUGIN = frozenset({"mtp", "dflash", "dspark"})
-"""Methods that configurations know and no plugin serves yet; they are not in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +93,15 @@ _FACTS = {
     "requests": "requests at once",
     "verifies": "verifies",
     "trees": "trees",
-    "policies": "policies (dynamic, adaptive)",
+    "policies": "policies (third-party)",
     "refused": "not with speculation",
     "metrics": "counts",
 }
 
 
 def methods() -> list[str]:
-    """The methods of the table."""
-    return [method for method in KNOWN_METHODS if method not in _WITHOUT_PLUGIN]
+    """The methods of the table: those that specplug has a plugin for."""
+    return [method for method, known in KNOWN_METHODS.items() if known.package is not None]
 
 
 def needs_of(method: str) -> frozenset[Need]:

@@ -100,7 +100,7 @@ def _render(found: Explanation) -> Iterable[RenderableType]:
 def _settings_table(title: str, rows: Iterable[SettingRow]) -> Table:
     table = _table(title, "key", "value", "origin", "meaning")
     for row in rows:
-        meaning = row.meaning if row.term == "acts" else f"({row.term}) {row.meaning}"
+        meaning = row.meaning if row.term in ("acts", "plugin") else f"({row.term}) {row.meaning}"
         table.add_row(row.key, _escaped(_shown(row.value)), _escaped(row.origin), _escaped(meaning))
     return table
 

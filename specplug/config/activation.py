@@ -6,27 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specplug.config.keys import closest, show
-from specplug.config.known_methods import CORE, KNOWN_METHODS, key_plugin_package
+from specplug.config.known_methods import KNOWN_METHODS, key_plugin_package
 from specplug.config.reading import PluginEntry
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schedule import SCHEDULE_KEY
 from specplug.config.schema import SpeculativeConfig
 from specplug.config.validation import field_name, validate
-from specplug.config.verification import RULE_KEY, is_verifier_plugin, switched_off
+from specplug.config.verification import RULE_KEY, is_verifier_plugin, missing_package, switched_off
 from specplug.errors import PluginError
 from specplug.methods import MethodSpec, PluginConfig
 
-__all__ = ["DEFAULT_OBSERVER", "activate", "build_plugins"]
+__all__ = ["DEFAULT_OBSERVER", "SCHEDULE_PLUGIN", "activate", "build_plugins"]
 
 DEFAULT_OBSERVER = "acceptance"
 """The observer that is on whenever it is installed."""
+
+SCHEDULE_PLUGIN = "dynamic"
+"""The plugin that draft lengths by batch size need."""
 
 _PROPOSER = "proposer plugin"
 
 _KEY_PLUGINS = {
     "use_heterogeneous_vocab": "tli",
     "enable_adaptive_verification": "adaptive",
-    SCHEDULE_KEY: "dynamic",
+    SCHEDULE_KEY: SCHEDULE_PLUGIN,
 }
 
 
@@ -43,7 +46,7 @@ def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
             )
     for key, name in _KEY_PLUGINS.items():
         if work.get(key) and (name != "tli" or work.has_own_vocabulary):
-            _load(work, name, key, _missing_for(f"{PREFIX}.{key}", name, key_plugin_package(name)))
+            _load(work, name, key, _missing_key_plugin(key, name))
     if is_verifier_plugin(work):
         spec = _load(work, work.get(RULE_KEY), RULE_KEY, "")
         if spec is not None and spec.kind != "verifier":
@@ -72,17 +75,21 @@ def _missing_method(work: Resolution, name: str) -> str:
     known = KNOWN_METHODS.get(name)
     if known is None:
         return _unknown_plugin(work, _PROPOSER, name)
-    return _missing_for(f'method "{work.method}"', name, known.package)
-
-
-def _missing_for(subject: str, name: str, package: str) -> str:
-    if package == CORE:
-        served, install = f'plugin "{name}" of {CORE} itself', f"--upgrade {CORE}"
-    else:
-        served, install = f"plugin package {package}", package
+    if known.package is not None:
+        return missing_package(f'method "{work.method}"', name, known.package)
     return (
-        f"{subject} is served by the {served}, which is not installed; pip install {install} (`specplug plugins` shows "
-        "what is there, and what is switched off)."
+        f'specplug has no method "{work.method}" yet, and no plugin that is installed serves it. vLLM supports it: run '
+        "there, or write another method (`specplug plugins` shows those that are installed)."
+    )
+
+
+def _missing_key_plugin(key: str, name: str) -> str:
+    package = key_plugin_package(name)
+    if package is not None:
+        return missing_package(f"{PREFIX}.{key}", name, package)
+    return (
+        f'{PREFIX}.{key} needs a plugin named "{name}"; specplug has none yet, and none is installed. Leave {key} out, '
+        "or run it in vLLM."
     )
 
 

@@ -25,8 +25,7 @@ def draft_length_text(value: object) -> str | None:
         return None
     return (
         f"{PREFIX}.{K_KEY}=0: to run without speculation leave speculative_config out (or per request: "
-        'SamplingParams(extra_args={"specplug": {"enabled": False}})). For load-dependent 0 use '
-        "num_speculative_tokens_per_batch_size."
+        'SamplingParams(extra_args={"specplug": {"enabled": False}})).'
     )
 
 
@@ -43,8 +42,7 @@ def resolve_draft_length(work: Resolution) -> None:
         if found is None:
             work.fault(
                 K_KEY,
-                f" missing{_no_default(work)}. Start with 3 to 5 for draft models, EAGLE and "
-                "n-gram, the block size for DSpark, block size - 1 for DFlash.",
+                f" missing{_no_default(work)}. Start with 3 to 5 for draft models, EAGLE and n-gram.",
             )
             return
         work.infer(K_KEY, *found)

@@ -110,7 +110,7 @@ def _settings(resolved: ResolvedConfig, served_by: str | None) -> Iterable[Setti
         return
     for key, field in SpeculativeConfig.model_fields.items():
         rule, origin, value = key_of(field), resolved.origins[key], getattr(resolved.speculative, key)
-        is_read = rule.term == "acts" and value is not None
+        is_read = rule.term in ("acts", "plugin") and value is not None
         is_read &= rule.used_by is None or bool(rule.used_by & {resolved.method, served_by})
         if key == "rejection_sample_method" and resolved.verify_method == "auto":
             value, origin = "auto", "default"

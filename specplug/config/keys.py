@@ -13,8 +13,9 @@ from pydantic.fields import FieldInfo
 
 __all__ = ["Key", "TermKind", "closest", "expectation", "key_of", "show", "term_fault", "term_note"]
 
-TermKind: TypeAlias = Literal["acts", "accepted", "refused"]
-"""Acts here; accepted without effect here; refused, naming the door that supports it."""
+TermKind: TypeAlias = Literal["acts", "plugin", "accepted", "refused"]
+"""Acts here; acts where a plugin is installed that specplug does not have; accepted without effect here; refused,
+naming the door that supports it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,10 @@ class KnownMethod:
     """``model``: what ``speculative_config.model`` names: nothing, a draft model with a vocabulary of its own,
     a head on the target's hidden states, or a class. ``model_defaults_to_target``: the head may be part of the
     target's own checkpoint. ``parallel``: one draft forward gives all tokens, whatever ``parallel_drafting`` says.
-    ``drafts``: False for a method that only watches decoding."""
+    ``drafts``: False for a method that only watches decoding. ``package``: None where no package of specplug's serves
+    the method; an installed plugin of that name, whoever wrote it, does."""
 
-    package: str
+    package: str | None
     model: ModelNeed = "none"
     model_defaults_to_target: bool = False
     parallel: bool = False
@@ -45,18 +46,18 @@ KNOWN_METHODS: dict[str, KnownMethod] = {
     "suffix": KnownMethod("specplug-suffix"),
     "eagle": KnownMethod("specplug-eagle", "head"),
     "eagle3": KnownMethod("specplug-eagle", "head"),
-    "mtp": KnownMethod("specplug-mtp", "head", model_defaults_to_target=True),
+    "mtp": KnownMethod(None, "head", model_defaults_to_target=True),
     "mlp_speculator": KnownMethod("specplug-mlp", "head"),
     "medusa": KnownMethod("specplug-medusa", "head"),
-    "dflash": KnownMethod("specplug-dflash", "head", parallel=True),
-    "dspark": KnownMethod("specplug-dspark", "head", model_defaults_to_target=True, parallel=True),
+    "dflash": KnownMethod(None, "head", parallel=True),
+    "dspark": KnownMethod(None, "head", model_defaults_to_target=True, parallel=True),
     "extract_hidden_states": KnownMethod("specplug-hidden-states", drafts=False),
 }
 
 MODEL_METHODS = frozenset(name for name, known in KNOWN_METHODS.items() if known.model in ("draft", "head"))
 
 _ALIASES = {"ngram_gpu": "ngram", "[ngram]": "ngram"}
-_KEY_PLUGIN_PACKAGES = {"tli": CORE, "adaptive": "specplug-adaptive", "dynamic": "specplug-dynamic"}
+_KEY_PLUGINS_OF_CORE = frozenset({"tli"})
 
 
 def canonical_method(name: str) -> str:
@@ -69,6 +70,6 @@ def serving_plugin(method: str, *, parallel_drafting: bool) -> str:
     return "pard" if method == "draft_model" and parallel_drafting else method
 
 
-def key_plugin_package(name: str) -> str:
-    """The package of a plugin that a key of the schema activates."""
-    return _KEY_PLUGIN_PACKAGES[name]
+def key_plugin_package(name: str) -> str | None:
+    """The package of a plugin that a key of the schema activates; None where specplug has none."""
+    return CORE if name in _KEY_PLUGINS_OF_CORE else None

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from specplug.config.engine import EngineArgs
 from specplug.config.engine_terms import ENGINE_TERMS
 from specplug.config.keys import Key, expectation, key_of, show
-from specplug.config.known_methods import MODEL_METHODS
+from specplug.config.known_methods import KNOWN_METHODS, MODEL_METHODS
 from specplug.config.schema import SpeculativeConfig
 
 __all__ = ["reference_tables"]
@@ -21,6 +21,8 @@ _SHAPES = {
     "synthetic_acceptance_rates": "a list of numbers from 0 to 1",
     "num_speculative_tokens_per_batch_size": "a list of [first, last, K]",
 }
+
+_UNSERVED = frozenset(name for name, known in KNOWN_METHODS.items() if known.package is None)
 
 
 def reference_tables() -> dict[str, str]:
@@ -54,10 +56,10 @@ def _readers(rule: Key) -> str:
     if rule.used_by is None:
         return ""
     names = rule.used_by
-    listed = sorted(names - MODEL_METHODS) if names >= MODEL_METHODS else sorted(names)
+    listed = sorted(names - MODEL_METHODS if names >= MODEL_METHODS else names - _UNSERVED)
     if names >= MODEL_METHODS:
         listed.append("every method with a model")
-    return f" Read by {', '.join(listed)}."
+    return f" Read by {', '.join(listed)}." if listed else ""
 
 
 def _terms(terms: Mapping[str, Key], term: str) -> str:

@@ -62,6 +62,10 @@ class Resolution:
     def fault(self, key: str, text: str) -> None:
         """Record a fault about ``key``, whose value counts as unsound from then on; ``text`` follows the key path."""
         self.faults.append(f"{PREFIX}.{key}{text}")
+        self.discard(key)
+
+    def discard(self, key: str) -> None:
+        """Let the value of ``key`` count as unsound from now on; the fault says so elsewhere."""
         self.values.pop(key, None)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from specplug.config.activation import activate, build_plugins
+from specplug.config.activation import SCHEDULE_PLUGIN, activate, build_plugins
 from specplug.config.checks import check_together, check_usage, clamp_schedule, read_schedule
 from specplug.config.draft_length import K_KEY, draft_length_text, resolve_draft_length
 from specplug.config.engine import EngineArgs
@@ -144,6 +144,7 @@ def _own_keys(work: Resolution) -> None:
         known=(*SpeculativeConfig.model_fields, *owned),
         plugin_names=tuple(name for name in work.methods if name not in work.active),
         engine_names=tuple(EngineArgs.model_fields),
+        has_schedules=SCHEDULE_PLUGIN in frozenset(work.methods),
         draft_length=work.num_speculative_tokens or 3,
         max_num_seqs=work.engine.max_num_seqs,
     )

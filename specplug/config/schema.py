@@ -22,6 +22,7 @@ _EAGER = "specplug's host always runs eagerly"
 _FLY = "the lossy fly verifier is not part of specplug"
 _ONE_DEVICE = "the host runs on one device"
 _OWN_LAYOUT = "the draft keeps the layout and kernels that specplug's host chose"
+_NO_PLUGIN = "it acts where an installed plugin serves it, and specplug has none"
 _FILLED_IN = "it is filled in by the host and must not be set"
 
 _Model = MODEL_METHODS
@@ -52,7 +53,7 @@ class SpeculativeConfig(BaseModel):
     )
     parallel_drafting: Annotated[bool, Key("method", used_by=_PARALLEL)] = Field(
         default=False,
-        description="All K tokens from one draft forward (PARD, P-EAGLE); always true for dflash, dspark.",
+        description="All K tokens from one draft forward (PARD, P-EAGLE).",
     )
     draft_sample_method: Annotated[
         Literal["greedy", "probabilistic"], Key("method", neutral=("greedy",), used_by=_Model)
@@ -108,12 +109,14 @@ class SpeculativeConfig(BaseModel):
         default=None, ge=1, description="fly only: tokens over which the entropy is taken."
     )
 
-    num_speculative_tokens_per_batch_size: Annotated[tuple[tuple[int, int, int], ...] | None, Key("policy")] = Field(
-        default=None, description="Draft length by batch size: [[first, last, K], ...]; activates `dynamic`."
+    num_speculative_tokens_per_batch_size: Annotated[
+        tuple[tuple[int, int, int], ...] | None, Key("policy", "plugin", _NO_PLUGIN)
+    ] = Field(
+        default=None, description="Draft length by batch size: [[first, last, K], ...]; needs a plugin `dynamic`."
     )
-    enable_adaptive_verification: Annotated[bool, Key("policy")] = Field(
+    enable_adaptive_verification: Annotated[bool, Key("policy", "plugin", _NO_PLUGIN)] = Field(
         default=False,
-        description="Verify as many draft tokens per step as their confidence pays for; activates `adaptive`.",
+        description="Verify as many draft tokens per step as their confidence pays for; needs a plugin `adaptive`.",
     )
 
     max_model_len: Annotated[int | None, Key("draft model", used_by=_Model)] = Field(
@@ -142,9 +145,9 @@ class SpeculativeConfig(BaseModel):
     index_share_for_mtp_iteration: Annotated[
         bool | None, Key("draft model", "refused", "sparse-attention indexers are not supported by specplug's host")
     ] = Field(default=None, description="mtp only: share the sparse-attention index between repeated layers.")
-    dspark_draft_topk: Annotated[int | None, Key("draft model", used_by=frozenset({"dspark"}))] = Field(
-        default=None, ge=1, description="dspark only: apply the Markov bias to this many base logits."
-    )
+    dspark_draft_topk: Annotated[
+        int | None, Key("draft model", "plugin", _NO_PLUGIN, used_by=frozenset({"dspark"}))
+    ] = Field(default=None, ge=1, description="dspark only: apply the Markov bias to this many base logits.")
     xpress_topc: Annotated[
         int | None, Key("draft model", "refused", "XPress heads are not supported by specplug's host")
     ] = Field(default=None, ge=0, description="XPress only: candidates refined per position.")

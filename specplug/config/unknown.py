@@ -46,11 +46,13 @@ def sampling_names() -> frozenset[str]:
 @dataclass(frozen=True, slots=True)
 class UnknownKeys:
     """Explains keys nobody owns. ``known``: schema keys and options of the active plugins; ``plugin_names``: what
-    else is installed; ``draft_length`` and ``max_num_seqs`` fill in examples; ``engine_names``: engine arguments."""
+    else is installed; ``has_schedules``: whether a plugin serves batch-size schedules; ``draft_length`` and
+    ``max_num_seqs`` fill in examples; ``engine_names``: engine arguments."""
 
     known: Iterable[str]
     plugin_names: Iterable[str]
     engine_names: Iterable[str]
+    has_schedules: bool
     draft_length: int
     max_num_seqs: int
 
@@ -79,6 +81,8 @@ class UnknownKeys:
     def _removed(self, key: str, value: object) -> str | None:
         if key not in ("disable_by_batch_size", "speculative_disable_by_batch_size"):
             return None
+        if not self.has_schedules:
+            return f"{_PREFIX}.{key}={show(value)}: removed; leave it out."
         limit = value if isinstance(value, int) and value >= 1 else 8
         last = max(self.max_num_seqs, limit + 1)
         schedule = f"[[1,{limit},{self.draft_length}],[{limit + 1},{last},0]]"

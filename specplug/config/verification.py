@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from specplug.config.keys import closest, show
-from specplug.config.known_methods import MODEL_METHODS
+from specplug.config.known_methods import CORE, MODEL_METHODS
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schema import BUILTIN_RULES
 from specplug.config.synthetic import length_fault, rates_fault, rates_of_length
 from specplug.errors import PluginNotFoundError
 
-__all__ = ["RULE_KEY", "check_laws", "is_verifier_plugin", "resolve_rule", "resolve_synthetic", "switched_off"]
+__all__ = [
+    "RULE_KEY",
+    "check_laws",
+    "is_verifier_plugin",
+    "missing_package",
+    "resolve_rule",
+    "resolve_synthetic",
+    "switched_off",
+]
 
 RULE_KEY = "rejection_sample_method"
 _SAMPLE_KEY = "draft_sample_method"
@@ -21,6 +29,7 @@ _OLD_RULES = {
     "probabilistic": 'it is now draft_sample_method="probabilistic"; the rule is standard, block or synthetic',
     "typical_acceptance_sampler": 'removed from vLLM; write "typical" (plugin package specplug-typical, lossy)',
 }
+_RULE_PACKAGES = {"typical": "specplug-typical"}
 
 
 def is_verifier_plugin(work: Resolution) -> bool:
@@ -39,6 +48,18 @@ def switched_off(work: Resolution, name: str) -> str | None:
     return None
 
 
+def missing_package(subject: str, name: str, package: str) -> str:
+    """The fault of something that a package of specplug's serves which is not installed. The packages are in
+    specplug's repository and on no registry, where a package of that name would be a stranger's."""
+    served, folder = f"plugin package {package}", f"./plugins/{package}"
+    if package == CORE:
+        served, folder = f'plugin "{name}" of {CORE} itself', "."
+    return (
+        f"{subject} is served by the {served}, which is not installed; pip install {folder} in a checkout of specplug "
+        "(`specplug plugins` shows what is there, and what is switched off)."
+    )
+
+
 def resolve_rule(work: Resolution) -> None:
     """Set ``verify_method``: "auto" unless a rule is named."""
     if RULE_KEY not in work.values:
@@ -55,6 +76,9 @@ def resolve_rule(work: Resolution) -> None:
         work.fault(RULE_KEY, f"={show(rule)}: {_OLD_RULES[rule]}.")
     elif (off := switched_off(work, rule)) is not None:
         work.fault(RULE_KEY, f"={show(rule)}: {off}")
+    elif rule in _RULE_PACKAGES:
+        work.faults.append(missing_package(f"{PREFIX}.{RULE_KEY}={show(rule)}", rule, _RULE_PACKAGES[rule]))
+        work.discard(RULE_KEY)
     else:
         meant = closest(rule, (*BUILTIN_RULES, *work.methods))
         hint = f" Did you mean {meant}?" if meant else ""

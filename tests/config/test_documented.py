@@ -26,6 +26,12 @@ def test_every_key_is_documented(name: str) -> None:
     assert f"`{name}`" in PAGE
 
 
+def test_keys_that_nothing_serves_are_not_called_acting() -> None:
+    for key in ("enable_adaptive_verification", "num_speculative_tokens_per_batch_size", "dspark_draft_topk"):
+        row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{key}` |") and line.count("|") > 4)
+        assert "| plugin: it acts where an installed plugin serves it, and specplug has none |" in row
+
+
 def test_import_is_light() -> None:
     code = (
         "import sys, specplug.config as c; c.resolve_engine_args('m', {});"

@@ -101,7 +101,7 @@ def test_B13_draft_length_is_never_coerced(fault: Any, value: Any) -> None:
     assert "speculative_config.num_speculative_tokens" in text
     if value == 0 and value is not False:
         assert "to run without speculation leave speculative_config out" in text
-        assert "num_speculative_tokens_per_batch_size" in text
+        assert "num_speculative_tokens_per_batch_size" not in text  # which nothing serves
         assert "per request" in text
     elif value is None:
         assert "missing" in text
@@ -129,10 +129,12 @@ def test_wrong_type_names_key_value_and_what_is_allowed(faults: Any, key: str, v
     assert wanted in found[0]
 
 
-def test_B21_removed_key(fault: Any) -> None:
+def test_B21_removed_key(fault: Any, without: Any) -> None:
     text = fault(NGRAM | {"disable_by_batch_size": 8}, engine=_engine(max_num_seqs=256))
     assert "speculative_config.disable_by_batch_size=8: removed" in text
     assert "num_speculative_tokens_per_batch_size = [[1,8,3],[9,256,0]]" in text
+    text = fault(NGRAM | {"disable_by_batch_size": 8}, without("dynamic"))
+    assert text == "speculative_config.disable_by_batch_size=8: removed; leave it out."
 
 
 def test_renamed_keys(fault: Any) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from specplug.config import resolve_engine_args
+from specplug.config.known_methods import KNOWN_METHODS
 from specplug.errors import ConfigError, PluginNotFoundError
 from specplug.hooks import ProcessManager
 
+PLUGINS = Path(__file__).parents[2] / "plugins"
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
 
@@ -147,24 +149,40 @@ def test_unreadable_checkpoint(fault: Any, tmp_path: Any, config: str | None, fi
         ("suffix", "specplug-suffix"),
         ("eagle", "specplug-eagle"),
         ("eagle3", "specplug-eagle"),
-        ("mtp", "specplug-mtp"),
         ("mlp_speculator", "specplug-mlp"),
         ("medusa", "specplug-medusa"),
-        ("dflash", "specplug-dflash"),
-        ("dspark", "specplug-dspark"),
         ("extract_hidden_states", "specplug-hidden-states"),
     ],
 )
 def test_known_method_without_its_package(faults: Any, without: Any, method: str, package: str) -> None:
     found = faults({"method": method, "num_speculative_tokens": 1, f"{method}_own_key": 1}, without(method))
     expected = f'method "{method}" is served by the plugin package {package}, which is not installed; '
-    assert any(text.startswith(f"{expected}pip install {package}") for text in found)
+    assert any(text.startswith(f"{expected}pip install ./plugins/{package} in a checkout") for text in found)
     assert not any("own_key" in text for text in found)
+
+
+@pytest.mark.parametrize("method", ["mtp", "dflash", "dspark", "deepseek_mtp"])
+def test_a_method_without_a_package_names_nothing_to_install(
+    fault: Any, without: Any, resolve: Any, checkpoint: Any, method: str
+) -> None:
+    """A package of that name on a registry would be a stranger's."""
+    config = {"method": method, "model": checkpoint(**PLAIN), "num_speculative_tokens": 1}
+    name = "mtp" if method == "deepseek_mtp" else method
+    text = fault(config, without(name))
+    assert text.startswith(f'specplug has no method "{name}" yet, and no plugin that is installed serves it.')
+    assert "pip install" not in text
+    assert resolve(config).plugins[0].name == name  # where a third party's plugin serves it
+
+
+def test_every_package_that_a_message_names_is_in_the_repository() -> None:
+    packages = {known.package for known in KNOWN_METHODS.values()} - {None, "specplug"}
+    assert packages
+    assert all((PLUGINS / str(package) / "pyproject.toml").is_file() for package in packages)
 
 
 def test_core_method_that_this_build_lacks(fault: Any, without: Any, checkpoint: Any) -> None:
     config = {"method": "draft_model", "model": checkpoint(**PLAIN), "num_speculative_tokens": 1}
-    assert "pip install --upgrade specplug" in fault(config, without("draft_model"))
+    assert "pip install . in a checkout of specplug" in fault(config, without("draft_model"))
 
 
 def test_parallel_draft_model_is_served_by_pard(resolve: Any, fault: Any, without: Any, checkpoint: Any) -> None:
@@ -177,7 +195,7 @@ def test_parallel_draft_model_is_served_by_pard(resolve: Any, fault: Any, withou
     resolved = resolve(config)
     assert resolved.method == "draft_model"
     assert resolved.plugins[0].name == "pard"
-    assert "pip install specplug-pard" in fault(config, without("pard"))
+    assert "pip install ./plugins/specplug-pard in" in fault(config, without("pard"))
 
 
 def test_block_drafters_always_draft_in_parallel(resolve: Any, checkpoint: Any) -> None:

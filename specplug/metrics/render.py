@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from specplug.metrics.records import AcceptanceCounts, AggregateSpecDecodeMetrics
 
@@ -43,7 +43,7 @@ def _draft_lines(counts: AggregateSpecDecodeMetrics) -> Iterator[str]:
         yield f"rule         {_listed(others)} (not one of the built-in lossless rules)"
     rates = counts.acceptance_rate_per_pos
     if rates is not None:
-        yield "per position " + "  ".join(f"{position}: {100 * rate:.0f} %" for position, rate in enumerate(rates, 1))
+        yield f"per position {_positions(rates)}"
     if counts.num_draft_nodes != counts.num_draft_tokens:
         yield f"trees        {counts.num_draft_nodes} nodes verified, {counts.num_draft_tokens} tokens on longest paths"
     cut = counts.num_verified_accepted_tokens - counts.num_accepted_tokens
@@ -51,13 +51,20 @@ def _draft_lines(counts: AggregateSpecDecodeMetrics) -> Iterator[str]:
         yield f"cut          {cut} accepted tokens discarded by a stop or length limit"
     for source, totals in counts.sources.items():
         yield f"source       {source}: {totals.num_accepted_tokens} of {totals.num_draft_tokens} draft tokens accepted"
-    if counts.skipped:
+    if counts.skipped and counts.num_spec_tokens:
         yield f"no draft     {_listed(counts.skipped)}"
     if counts.num_draft_tokens >= _ENOUGH_TO_WORRY and not counts.num_verified_accepted_tokens:
         yield (
             f"warning      {counts.num_draft_tokens} tokens drafted, none accepted: usual causes are a method that "
             "does not fit the text, a draft of another model family, or a wrong vocabulary table"
         )
+
+
+def _positions(rates: Sequence[float]) -> str:
+    """Up to the last position at which anything was accepted; the first in any case."""
+    last = max((position for position, rate in enumerate(rates, 1) if rate), default=1)
+    shown = [f"{position}: {100 * rate:.0f} %" for position, rate in enumerate(rates[:last], 1)]
+    return "  ".join(shown if last == len(rates) else [*shown, f"{last + 1} on: 0 %"])
 
 
 def _times(counts: AggregateSpecDecodeMetrics) -> str:

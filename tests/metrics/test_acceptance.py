@@ -303,7 +303,7 @@ def test_stats_lines_say_what_happened() -> None:
     text = "\n".join(stats_lines(metrics.aggregate(), 2.0))
     assert "3.0 tokens/s (6 tokens in 2.00 s with prefill)" in text
     assert "length 2.50 (incl. bonus), rate 50 % of drafted, K=3" in text
-    assert "1: 100 %  2: 50 %  3: 0 %" in text
+    assert "1: 100 %  2: 50 %  3 on: 0 %" in text
     assert "2.00 tokens over all 3 steps" in text
     assert "2 accepted tokens discarded by a stop or length limit" in text
     assert "no_proposal 1" in text

@@ -13,7 +13,7 @@ import torch
 
 from specplug import Batch, ConfigError, Request, Session, SessionSummary, hookimpl
 from specplug_hidden_states.options import HiddenStatesOptions
-from specplug_hidden_states.writer import Begin, End, Report, Rows, Writer
+from specplug_hidden_states.writer import Begin, End, Lose, Report, Rows, Writer
 
 __all__ = ["ExtractionError", "HiddenStatesExtractor"]
 
@@ -49,6 +49,7 @@ class HiddenStatesExtractor:
         self._keeps_output = options.extract_hidden_states_output
         self._waits = options.extract_hidden_states_when_full == "wait"
         self._running: dict[str, _Extraction] = {}
+        self._has_raised = False
         self._writer = Writer(
             self._folder,
             self.hidden_state_layers,
@@ -70,25 +71,21 @@ class HiddenStatesExtractor:
 
     @hookimpl
     def specplug_start_request(self, request: Request) -> None:
-        given = _parameters(request)
-        keeps_output = bool(given.get("include_output_tokens", self._keeps_output))
-        extraction = _Extraction(len(request.prompt_token_ids), keeps_output)
+        """Raises nothing: an id or settings that cannot be are that request's loss."""
+        extraction = _Extraction(len(request.prompt_token_ids), self._keeps_output)
         self._running[request.request_id] = extraction
-        path, extraction.lost = self._path(request, given.get("hidden_states_path"))
-        if extraction.lost is None:
-            self._writer.put(Begin(request.request_id, path, request.prompt_token_ids.tolist()))
+        try:
+            path = self._take_settings(request, extraction)
+        except Exception as error:  # noqa: BLE001 - what a request brings must not cost the others their files
+            extraction.lost = str(error)
+            self._writer.put(Lose(request.request_id, extraction.lost))
         else:
-            self.report.lost[request.request_id] = extraction.lost
-            logger.warning("no hidden states of request %s: %s", request.request_id, extraction.lost)
+            self._writer.put(Begin(request.request_id, path, request.prompt_token_ids.tolist()))
 
     @hookimpl
     def specplug_advance(self, batch: Batch) -> None:
         """Raises ``ExtractionError`` once the writer had to stop."""
-        if self.report.stopped is not None:
-            raise ExtractionError(
-                f"hidden states are no longer written: {self.report.stopped}; "
-                f"{self.report.num_written} files in {self._folder} are complete"
-            )
+        self._raise_if_stopped()
         rows = self._wanted(batch)
         if rows:
             self._hand_over(batch, rows)
@@ -102,28 +99,42 @@ class HiddenStatesExtractor:
 
     @hookimpl
     def specplug_finish_session(self, summary: SessionSummary) -> None:
+        """Raises ``ExtractionError`` where the writer had to stop after the last step."""
         report = self._writer.close()
-        log = logger.warning if report.lost or report.stopped else logger.info
+        # not the length of `lost`: ids may come again, and a detached instance hears of no further request
+        num_without = summary.num_requests - report.num_written - report.num_present
+        log = logger.warning if num_without or report.stopped else logger.info
         log(
             "hidden states: %d files (%d bytes) written to %s, %d were there, %d requests have none%s",
             report.num_written,
             report.num_bytes,
             self._folder,
             report.num_present,
-            len(report.lost),
+            num_without,
             f"; stopped: {report.stopped}" if report.stopped else "",
         )
+        self._raise_if_stopped()
 
-    def _path(self, request: Request, name: object) -> tuple[Path, str | None]:
-        """The request's file, or why it cannot have one. A name may not lead out of the folder."""
-        if name is None:
-            return self._folder / f"hs_{quote(request.request_id, safe='')}.safetensors", None
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            return (
-                self._folder,
-                f"hidden_states_path={name!r} must be a plain file name ending in .safetensors",
+    def _raise_if_stopped(self) -> None:
+        """Once: a detached instance still gets ``specplug_finish_session``."""
+        if self.report.stopped is not None and not self._has_raised:
+            self._has_raised = True
+            raise ExtractionError(
+                f"hidden states are no longer written: {self.report.stopped}; "
+                f"{self.report.num_written} files in {self._folder} are complete"
             )
-        return self._folder / name, None
+
+    def _take_settings(self, request: Request, extraction: _Extraction) -> Path:
+        """The request's file; ``extraction`` gets what else it asks for. Raises ``ValueError`` for what cannot be."""
+        given = _parameters(request)
+        keeps_output = given.get("include_output_tokens")
+        if isinstance(keeps_output, bool):
+            extraction.keeps_output = keeps_output
+        elif keeps_output is not None:
+            raise ValueError(
+                f"include_output_tokens={keeps_output!r} must be true or false, not a {type(keeps_output).__name__}"
+            )
+        return self._folder / _file_name(request.request_id, given.get("hidden_states_path"))
 
     def _wanted(self, batch: Batch) -> list[tuple[int, int]]:
         """(row, how many of its new tokens to keep) of the rows that have any."""
@@ -159,6 +170,18 @@ def _parameters(request: Request) -> Mapping[str, Any]:
     """vLLM's place for a request's own settings."""
     given = request.sampling_params.extra_args.get("kv_transfer_params")
     return given if isinstance(given, Mapping) else {}
+
+
+def _file_name(request_id: str, name: object) -> str:
+    """The name asked for, or the one after the id. Raises ``ValueError`` for one that leads out of the folder."""
+    if name is None:
+        try:
+            return f"hs_{quote(request_id, safe='')}.safetensors"
+        except UnicodeEncodeError as error:
+            raise ValueError(f"no file can be named after its id: {error}; give it a hidden_states_path") from error
+    if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        raise ValueError(f"hidden_states_path={name!r} must be a plain file name ending in .safetensors")
+    return name
 
 
 def _to_host(states: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -73,14 +73,17 @@ class GrowingFile:
         self._token_ids.extend(token_ids)
         self.num_tokens += len(token_ids)
 
-    def finish(self) -> None:
-        """Complete the file and give it its name. Raises ``OSError``."""
+    def complete(self) -> None:
+        """Write what is missing, down to the disk. Raises ``OSError``."""
         self._file.write(np.asarray(self._token_ids, dtype="<i8").tobytes())
         self._file.seek(0)
         self._file.write(struct.pack("<Q", self._header_size) + self._header().ljust(self._header_size))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+    def take_name(self) -> None:
+        """Give the complete file its name. Raises ``OSError``."""
         self._part.replace(self.path)
 
     def discard(self) -> None:

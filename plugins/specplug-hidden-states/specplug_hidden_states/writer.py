@@ -15,7 +15,7 @@ from specplug_hidden_states.files import GrowingFile, file_problem, layers_text,
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Begin", "End", "Report", "Rows", "Writer"]
+__all__ = ["Begin", "End", "Lose", "Report", "Rows", "Writer"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,15 @@ class End:
     reason: str | None = None
 
 
-Order: TypeAlias = Begin | Rows | End
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """A request starts that cannot have a file; ``reason`` says why."""
+
+    key: str
+    reason: str
+
+
+Order: TypeAlias = Begin | Rows | End | Lose
 
 
 @dataclass
@@ -65,7 +73,7 @@ class Report:
     num_bytes: int = 0
     num_present: int = 0
     lost: dict[str, str] = field(default_factory=dict)
-    """Request -> why its file is not there."""
+    """Request -> why its file is not there, of the last request of that id."""
     stopped: str | None = None
     """Why extraction ended before the session: the limit was reached or the disk failed."""
 
@@ -103,7 +111,7 @@ class Writer:
             self._thread.join()
         return self.report
 
-    def put(self, order: Begin | End) -> None:
+    def put(self, order: Begin | End | Lose) -> None:
         """Queue an order that costs no memory to speak of."""
         self._put(order)
 
@@ -160,6 +168,8 @@ class Writer:
             self._begin(order)
         elif isinstance(order, Rows):
             self._write(order)
+        elif isinstance(order, Lose):
+            self._lose(order.key, order.reason)
         elif order.reason is None:
             self._finish(order.key)
         else:
@@ -172,19 +182,23 @@ class Writer:
             return
         try:
             file = self._files[order.key] = self._opened(order)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - an odd name or an odd file there: this request's loss only
             self._lose(order.key, f"its file cannot be made: {error}")
         else:
             self._reserve(0 if file is None else file.num_bytes)
 
     def _opened(self, order: Begin) -> GrowingFile | None:
-        """The request's file; None where there is one of that name already. Raises ``OSError``."""
+        """The request's file; None where there is one of that name already. Raises ``OSError``, ``ValueError``."""
+        if any(file is not None and file.path == order.path for file in self._files.values()):
+            self._lose(order.key, f"another request is being written to {order.path.name}; give each its own name")
+            return None
         if not order.path.exists():
             metadata = {"layers": layers_text(self._layers), "num_prompt_tokens": str(len(order.prompt_token_ids))}
             return GrowingFile(order.path, metadata)
         problem = file_problem(order.path, order.prompt_token_ids, self._layers)
         if problem is None:
             self.report.num_present += 1
+            self.report.lost.pop(order.key, None)
         else:
             self._lose(order.key, f"{problem}; choose another folder or name, or remove it")
         return None
@@ -212,9 +226,17 @@ class Writer:
     def _finish(self, key: str) -> None:
         file = self._files.get(key)
         if file is not None:
-            file.finish()
-            self.report.num_written += 1
-            self.report.num_bytes += file.num_bytes
+            file.complete()  # what fails here is the disk, and stops the writer
+            try:
+                file.take_name()
+            except OSError as error:
+                if not self._folder.is_dir():
+                    raise
+                self._give_up(key, f"its file cannot get its name: {error}")
+            else:
+                self.report.num_written += 1
+                self.report.num_bytes += file.num_bytes
+                self.report.lost.pop(key, None)
         self._files.pop(key, None)
 
     def _give_up(self, key: str, reason: str) -> None:
@@ -226,7 +248,7 @@ class Writer:
 
     def _lose(self, key: str, reason: str) -> None:
         self.report.lost[key] = reason
-        logger.warning("no hidden states of request %s: %s", key, reason)
+        logger.warning("no hidden states of request %r: %s", key, reason)
 
     def _stop(self, reason: str) -> None:
         """The disk failed or is used up: what is under way is given up, later orders are not followed."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 from specplug_hidden_states import complete_files
 from specplug_hidden_states.files import GrowingFile
 
@@ -150,6 +153,185 @@ def test_a_file_that_cannot_be_made_costs_that_request_only(tmp_path: Path) -> N
             llm.step()
     assert files(tmp_path) == ["hs_fine.safetensors"]
     assert "cannot be made" in report(llm).lost["x" * 300]
+
+
+def run(llm: LLM, requests: dict[str, tuple[dict[str, Any], SamplingParams]]) -> None:
+    """All of them at once, by their ids."""
+    for request_id, (prompt, params) in requests.items():
+        llm.add_request(request_id, prompt, params)
+    while llm.has_unfinished_requests():
+        llm.step()
+
+
+def asking(max_tokens: int = 6, **settings: Any) -> SamplingParams:
+    extra_args = {"kv_transfer_params": settings}
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra_args)
+
+
+def read_back(path: Path) -> list[int]:
+    token_ids: list[int] = load_file(path)["token_ids"].tolist()
+    return token_ids
+
+
+@pytest.mark.parametrize("num_tokens", [(10, 4), (4, 10), (6, 6)])
+def test_a_name_that_is_being_written_to_is_the_first_requests(
+    tmp_path: Path, num_tokens: tuple[int, int], caplog: Any
+) -> None:
+    first, second = (asking(count, hidden_states_path="x.safetensors") for count in num_tokens)
+    with open_llm(tmp_path) as llm:
+        run(llm, {"a": (PROMPTS[0], first), "b": (PROMPTS[1], second), "c": (PROMPTS[2], PARAMS)})
+        run(llm, {"d": (PROMPTS[2], PARAMS)})
+    assert files(tmp_path) == ["hs_c.safetensors", "hs_d.safetensors", "x.safetensors"]
+    found = read_back(tmp_path / "x.safetensors")
+    assert (found[:3], len(found)) == ([5, 6, 7], 3 + num_tokens[0] - 1)
+    assert list(report(llm).lost) == ["b"]
+    assert "another request is being written to x.safetensors" in report(llm).lost["b"]
+    assert caplog.text.count("no hidden states of request") == 1
+    assert "1 requests have none" in caplog.text
+
+
+def test_a_name_may_not_be_anothers_default_while_that_is_written(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        run(llm, {"a": (PROMPTS[0], PARAMS), "b": (PROMPTS[1], asking(hidden_states_path="hs_a.safetensors"))})
+    assert read_back(tmp_path / "hs_a.safetensors")[:3] == [5, 6, 7]
+    assert (list(report(llm).lost), report(llm).stopped) == (["b"], None)
+
+
+def test_a_name_is_free_again_after_its_request_was_lost(tmp_path: Path) -> None:
+    named = asking(hidden_states_path="x.safetensors")
+    with open_llm(tmp_path) as llm:
+        llm.add_request("a", PROMPTS[0], named)
+        llm.step()
+        llm.abort("a")
+        llm.step()
+        run(llm, {"b": (PROMPTS[1], named)})
+    assert read_back(tmp_path / "x.safetensors")[:3] == [8, 6, 7]
+
+
+ODD_REQUESTS = [
+    ("odd", asking(hidden_states_path="x\0.safetensors"), "null byte"),
+    ("odd", asking(hidden_states_path="\ud800.safetensors"), "surrogates not allowed"),
+    ("\ud800", PARAMS, "give it a hidden_states_path"),
+    ("odd", asking(include_output_tokens="false"), "include_output_tokens='false' must be true or false, not a str"),
+    ("odd", asking(include_output_tokens=0), "include_output_tokens=0 must be true or false, not a int"),
+]
+
+
+@pytest.mark.parametrize(("request_id", "params", "reason"), ODD_REQUESTS)
+def test_an_odd_request_loses_its_own_file_only(
+    tmp_path: Path, request_id: str, params: SamplingParams, reason: str, caplog: Any
+) -> None:
+    with open_llm(tmp_path) as llm:
+        run(llm, {request_id: (PROMPTS[0], params), "fine": (PROMPTS[1], PARAMS)})
+        run(llm, {"later": (PROMPTS[1], PARAMS)})
+    assert files(tmp_path) == ["hs_fine.safetensors", "hs_later.safetensors"]
+    assert list(report(llm).lost) == [request_id]
+    assert reason in report(llm).lost[request_id]
+    assert caplog.text.count("no hidden states of request") == 1
+    assert "1 requests have none" in caplog.text
+
+
+def test_a_file_with_odd_token_ids_costs_that_request_only(tmp_path: Path) -> None:
+    save_file({"token_ids": torch.tensor(5)}, tmp_path / "hs_odd.safetensors", metadata={"layers": "[1]"})
+    with open_llm(tmp_path) as llm:
+        run(llm, {"odd": (PROMPTS[0], PARAMS), "fine": (PROMPTS[1], PARAMS)})
+    assert (list(report(llm).lost), report(llm).stopped, report(llm).num_written) == (["odd"], None, 1)
+
+
+def test_a_setting_of_none_is_none_given(tmp_path: Path) -> None:
+    with open_llm(tmp_path, extract_hidden_states_output=False) as llm:
+        run(llm, {"a": (PROMPTS[0], asking(include_output_tokens=None))})
+    assert read_back(tmp_path / "hs_a.safetensors") == [5, 6, 7]
+
+
+def test_a_file_that_cannot_get_its_name_costs_that_request_only(tmp_path: Path) -> None:
+    with open_llm(tmp_path) as llm:
+        for request_id, prompt in zip("ab", PROMPTS, strict=False):
+            llm.add_request(request_id, prompt, PARAMS)
+        llm.step()
+        wait_for(tmp_path / "hs_a.safetensors.part")
+        (tmp_path / "hs_a.safetensors").mkdir()
+        run(llm, {"c": (PROMPTS[2], PARAMS)})
+    assert files(tmp_path) == ["hs_a.safetensors", "hs_b.safetensors", "hs_c.safetensors"]
+    assert "cannot get its name" in report(llm).lost["a"]
+    assert (list(report(llm).lost), report(llm).stopped, report(llm).num_written) == (["a"], None, 2)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_folder_that_goes_stops_extraction(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    llm = open_llm(folder, strict=False)
+    found = report(llm)
+    llm.add_request("a", PROMPTS[0], PARAMS)
+    llm.step()
+    wait_for(folder / "hs_a.safetensors.part")
+    shutil.rmtree(folder)
+    run(llm, {})
+    llm.close()
+    assert "No such file" in found.stopped
+    assert list(found.lost) == ["a"]
+
+
+class FailingDisk:
+    """Fails when files are completed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_space(file: GrowingFile) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(GrowingFile, "complete", no_space)
+
+
+def test_a_disk_that_fails_after_the_last_step_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    FailingDisk(monkeypatch)
+    with open_llm(tmp_path, strict=False) as llm:
+        found = report(llm)
+        outputs = llm.generate(PROMPTS, PARAMS)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == plain_text()
+    assert (files(tmp_path), list(found.lost)) == ([], ["0", "1", "2"])
+    assert llm._session.hooks.faults == {"finish_session_raised:extract_hidden_states": 1}
+    assert "3 requests have none; stopped: [Errno 28]" in caplog.text
+    assert caplog.text.count("hidden states are no longer written: [Errno 28]") >= 1
+
+
+def test_a_disk_that_fails_after_the_last_step_is_an_error_when_strict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FailingDisk(monkeypatch)
+    llm = open_llm(tmp_path)
+    llm.generate(PROMPTS, PARAMS)
+    with pytest.raises(PluginFaultError, match=r"finish_session.*No space left on device"):
+        llm.close()
+
+
+def test_requests_after_the_stop_are_counted_and_the_fault_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    FailingDisk(monkeypatch)
+    with open_llm(tmp_path, strict=False) as llm:
+        for _ in range(200):
+            llm.generate(PROMPTS[:1], PARAMS)
+            if llm._session.hooks.faults:
+                break
+        llm.generate(PROMPTS, PARAMS)
+        num_requests = llm._session._num_requests
+    assert llm._session.hooks.faults == {"advance_raised:extract_hidden_states": 1}
+    assert f"{num_requests} requests have none; stopped" in caplog.text
+
+
+def test_an_id_that_got_its_file_in_the_end_is_not_lost(tmp_path: Path, caplog: Any) -> None:
+    with open_llm(tmp_path) as llm:
+        run(llm, {"a": (PROMPTS[0], asking(include_output_tokens="no"))})
+        run(llm, {"a": (PROMPTS[0], PARAMS)})
+    assert (files(tmp_path), report(llm).lost) == (["hs_a.safetensors"], {})
+    assert "1 requests have none" in caplog.text
 
 
 class SlowDisk:

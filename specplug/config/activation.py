@@ -11,8 +11,8 @@ from specplug.config.reading import PluginEntry
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schedule import SCHEDULE_KEY
 from specplug.config.schema import SpeculativeConfig
-from specplug.config.validation import field_name, validate
-from specplug.config.verification import RULE_KEY, is_verifier_plugin, missing_package, switched_off
+from specplug.config.validation import field_name, missing, validate
+from specplug.config.verification import PERMISSION, RULE_KEY, is_verifier_plugin, missing_package, switched_off
 from specplug.errors import PluginError
 from specplug.methods import MethodSpec, PluginConfig
 
@@ -41,9 +41,9 @@ def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
         kind, article = ("proposer", "a") if work.drafts else ("observer", "an")
         if spec is not None and spec.kind != kind:
             work.fault(
-                "method",
-                f'="{work.serving}" is a plugin of kind {spec.kind}, not {article} {kind}; name it in plugins=.',
+                "method", f'="{spec.name}" is a plugin of kind {spec.kind}, not {article} {kind}; {_place(spec)}.'
             )
+            del work.active[spec.name]
     for key, name in _KEY_PLUGINS.items():
         if work.get(key) and (name != "tli" or work.has_own_vocabulary):
             _load(work, name, key, _missing_key_plugin(key, name))
@@ -54,6 +54,17 @@ def activate(work: Resolution, entries: Sequence[PluginEntry]) -> None:
     for entry in entries:
         _activate_entry(work, entry)
     _activate_observer(work)
+
+
+def _place(spec: MethodSpec) -> str:
+    """Where a plugin is named that is no method."""
+    if spec.kind == "verifier":
+        permission = "" if spec.capabilities.lossless else f" and {PERMISSION}"
+        return f'beside a method write "{RULE_KEY}": "{spec.name}"{permission}'
+    key = next((key for key, name in _KEY_PLUGINS.items() if name == spec.name), None)
+    if key == "use_heterogeneous_vocab":
+        return f'write "method": "draft_model", "{key}": true'
+    return "name it in plugins=" if key is None else f"beside a method write {key}"
 
 
 def _load(work: Resolution, name: str, role: str, missing: str) -> MethodSpec | None:
@@ -174,6 +185,8 @@ def _options(work: Resolution, spec: MethodSpec, entry: PluginEntry | None) -> t
     if any(work.is_unsound(key) for key in spec.options.model_fields):
         # A rule over several options would judge the default that stands in for the unsound value.
         more = [fault for fault in more if not fault.startswith(where(""))]
+    if work.lacks_model:  # already a fault
+        more = [fault for fault in more if fault != missing(where("model"))]
     return options, [*faults, *more]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from specplug.config.weight_header import read_weight_header
 from specplug.errors import ConfigError
 
-__all__ = ["Checkpoint", "read_checkpoint"]
+__all__ = ["Checkpoint", "folder_fault", "read_checkpoint"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 
@@ -129,6 +129,20 @@ class Checkpoint:
         return next((part[key] for part in (self.config, *nested) if isinstance(part, Mapping) and key in part), None)
 
 
+def folder_fault(model: str, what: str) -> str | None:
+    """Why ``model`` can be neither a checkpoint's folder nor a hub id, which may be in the local cache; None otherwise.
+
+    ``what``: what the folder should hold, for the message.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_file():
+        return f"{model} is a file; give the folder that holds config.json and safetensors weights"
+    is_path = model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+    if is_path and not folder.exists():
+        return f"folder {model} does not exist; give the folder of {what}"
+    return None
+
+
 def read_checkpoint(path: object, where: str) -> Checkpoint | None:
     """The checkpoint in folder ``path``; None when it is no local folder (a hub id, a loaded model).
 
@@ -136,7 +150,7 @@ def read_checkpoint(path: object, where: str) -> Checkpoint | None:
     """
     if not isinstance(path, str | os.PathLike):
         return None
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         return None
     file = folder / "config.json"

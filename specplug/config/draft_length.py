@@ -39,6 +39,8 @@ def resolve_draft_length(work: Resolution) -> None:
         return
     if work.num_speculative_tokens is None:
         found = _default(work)
+        if found is None and (work.lacks_model or work.method_spec is None):
+            return  # already faults, and what is missing might state K
         if found is None:
             work.fault(
                 K_KEY,

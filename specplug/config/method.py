@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from specplug.config.checkpoint import read_checkpoint
+from specplug.config.checkpoint import folder_fault, read_checkpoint
 from specplug.config.keys import show
 from specplug.config.known_methods import KNOWN_METHODS, canonical_method, serving_plugin
 from specplug.config.resolution import PREFIX, Resolution
@@ -26,12 +26,18 @@ _KIND_WORDS = {
 
 
 def resolve_method(work: Resolution) -> None:
-    """Set ``method``, ``serving`` and ``checkpoint``; check that ``model`` is there and agrees."""
+    """Set ``method``, ``serving`` and ``checkpoint``; check that ``model`` is there and agrees.
+
+    Of a ``model`` that cannot be, one fault is said; it then counts as unsound, and what depends on it is not checked.
+    """
     if work.is_unsound("method", "model"):
         return
-    _read_checkpoint(work, work.get("model"), f"{PREFIX}.model")
     named = work.get("method")
-    work.method = _infer(work) if named is None else _canonical(work, named)
+    work.method = None if named is None else _canonical(work, named)
+    if work.known_method is None or work.known_method.model in ("draft", "head"):
+        _read_draft(work)
+    if named is None and not work.is_unsound("model"):
+        work.method = _infer(work)
     if work.method is None:
         return
     if work.method == "ngram" and work.get("model") in _NGRAM_MODELS:
@@ -49,6 +55,28 @@ def _read_checkpoint(work: Resolution, path: object, where: str) -> None:
         work.checkpoint = read_checkpoint(path, where)
     except ConfigError as error:
         work.faults.extend(error.faults)
+
+
+def _read_draft(work: Resolution) -> None:
+    """The checkpoint that ``model`` names, where that is a local folder."""
+    model = work.get("model")
+    if work.method is None and model in _NGRAM_MODELS:
+        return
+    is_ours = "method" not in work.given or work.known_method is not None  # a third party's model may be anything
+    fault = folder_fault(model, _what(work)) if model is not None and is_ours else None
+    if fault is not None:
+        work.fault("model", f"={show(model)}: {fault}.")
+        return
+    num_faults = len(work.faults)
+    _read_checkpoint(work, model, f"{PREFIX}.model")
+    if len(work.faults) > num_faults:
+        work.discard("model")
+
+
+def _what(work: Resolution) -> str:
+    """What the folder that ``model`` names should hold."""
+    is_head = work.known_method is not None and work.known_method.model == "head"
+    return f'a checkpoint for method "{work.method}"' if is_head else "a Hugging Face causal LM"
 
 
 def _canonical(work: Resolution, named: str) -> str:
@@ -105,7 +133,7 @@ def _check_class_path(work: Resolution) -> None:
 
 def _check_model(work: Resolution) -> None:
     known = work.known_method
-    if known is None or known.model not in ("draft", "head") or work.get("model") is not None:
+    if known is None or not work.lacks_model or work.is_unsound("model"):
         return
     if not known.model_defaults_to_target:
         what = "draft model" if known.model == "draft" else "heads"
@@ -125,12 +153,15 @@ def _check_agreement(work: Resolution) -> None:
     declared = work.checkpoint.declared_method
     if declared is None or declared == work.method:
         return
+    is_there = KNOWN_METHODS[declared].package is not None or declared in frozenset(work.methods)
+    advice = f'Set method="{declared}"' if is_there else f'specplug has no method "{declared}" yet; leave it out'
     fitting = "a causal LM" if known.model == "draft" else f'a checkpoint for "{work.method}"'
     work.faults.append(
         f'You asked for {PREFIX}.method="{work.method}"; the checkpoint {show(work.get("model"))} declares '
-        f'{_KIND_WORDS[declared]}. Set method="{declared}" or point model to {fitting}. The folder name was not '
-        "considered."
+        f"{_KIND_WORDS[declared]}. {advice} or point model to {fitting}. The folder name was not considered."
     )
+    work.discard("model")
+    work.checkpoint = None  # of sizes that mean nothing to this method
 
 
 def _infer_parallel(work: Resolution) -> None:

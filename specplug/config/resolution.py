@@ -80,6 +80,12 @@ class Resolution:
         return KNOWN_METHODS.get(self.method or "")
 
     @property
+    def lacks_model(self) -> bool:
+        """Whether ``model``, which the method needs, is absent or unsound."""
+        known = self.known_method
+        return known is not None and known.model in ("draft", "head") and self.get("model") is None
+
+    @property
     def drafts(self) -> bool:
         """Whether the method proposes tokens, rather than only watch decoding."""
         return self.known_method is None or self.known_method.drafts

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from specplug.config.keys import expectation, show
 
-__all__ = ["field_name", "validate"]
+__all__ = ["field_name", "missing", "validate"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -64,7 +64,7 @@ def _describe(
     if not key:
         return f"{where('')}: {message}."
     if error["type"] == "missing" and key not in values:
-        return f"{where(key)} is required and missing."
+        return missing(where(key))
     if error["type"] == "value_error":  # a validator's own words
         return f"{where(key)}={show(values.get(key))}: {message}."
     field = model.model_fields.get(field_name(model, key) or key)
@@ -73,6 +73,11 @@ def _describe(
         wanted = message[:1].lower() + message[1:]
         return f"{where(key)}={show(values.get(key))} is not valid: {wanted}."
     return f"{where(key)}={show(values.get(key))} is not valid: it must be {wanted}."
+
+
+def missing(where: str) -> str:
+    """The fault of a required key that is absent."""
+    return f"{where} is required and missing."
 
 
 def field_name(model: type[BaseModel], key: str) -> str | None:

@@ -10,6 +10,7 @@ from specplug.config.synthetic import length_fault, rates_fault, rates_of_length
 from specplug.errors import PluginNotFoundError
 
 __all__ = [
+    "PERMISSION",
     "RULE_KEY",
     "check_laws",
     "is_verifier_plugin",
@@ -18,6 +19,9 @@ __all__ = [
     "resolve_synthetic",
     "switched_off",
 ]
+
+PERMISSION = "pass allow_lossy=True (on the command line --allow-lossy)"
+"""How a lossy plugin is permitted."""
 
 RULE_KEY = "rejection_sample_method"
 _SAMPLE_KEY = "draft_sample_method"
@@ -119,8 +123,8 @@ def check_laws(work: Resolution) -> None:
     for name, spec in work.active.items():
         if not spec.capabilities.lossless and not work.allow_lossy:
             work.faults.append(
-                f'plugin "{name}" is lossy: output no longer follows the target\'s distribution. Pass allow_lossy=True '
-                "to permit that, or remove it."
+                f'plugin "{name}" is lossy: output no longer follows the target\'s distribution. To permit that '
+                f"{PERMISSION}, or remove it."
             )
     if work.verify_method == "block" and work.method_spec is not None and not _has_sampled_laws(work):
         work.notes.append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from specplug.config.checkpoint import folder_fault
 from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
 
@@ -49,11 +50,9 @@ class DraftModelOptions(BaseModel):
         """What a look at the folder tells, before the target's weights load."""
         if model is None:
             return None
+        if (fault := folder_fault(model, "a Hugging Face causal LM")) is not None:
+            raise ValueError(fault)
         folder = Path(model).expanduser()
-        if not folder.exists() and model.startswith(("/", "./", "../", "~")):
-            raise ValueError(f"folder {model} does not exist; give the folder of a Hugging Face causal LM")
-        if folder.is_file():
-            raise ValueError(f"{model} is a file; give the folder that holds config.json and safetensors weights")
         if folder.is_dir() and not any(folder.glob("*.safetensors")):
             raise ValueError(f"{model} holds no weights: no *.safetensors file (pickled weights are not read)")
         return model

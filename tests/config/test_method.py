@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from pydantic import BaseModel, model_validator
 
 from specplug.config import resolve_engine_args
 from specplug.config.known_methods import KNOWN_METHODS
 from specplug.errors import ConfigError, PluginNotFoundError
 from specplug.hooks import ProcessManager
+from specplug.methods import MethodSpec
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
+
+
+class HeadOptions(BaseModel):
+    """Like the heads' plugins: ``model`` is required, and looked into."""
+
+    model: str
+    draft_sample_method: str = "greedy"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if Path(self.model).exists():
+            raise ValueError("the heads cannot be used")
+        return self
+
+
+@pytest.fixture
+def heads(methods: Any) -> dict[str, MethodSpec]:
+    """The installed plugins; those with a model have such options."""
+    return {
+        name: replace(each, options=HeadOptions) if each.capabilities.needs_draft_model else each
+        for name, each in ((name, methods[name]) for name in methods)
+    }
 
 
 @pytest.mark.parametrize("name", ["ngram", "ngram_gpu", "[ngram]"])
@@ -102,8 +127,46 @@ def test_neither_method_nor_model(faults: Any, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"])
-def test_method_needs_its_model(faults: Any, method: str) -> None:
-    assert f'method "{method}" needs model' in faults({"method": method, "num_speculative_tokens": 2})[0]
+@pytest.mark.parametrize("keys", [{}, {"num_speculative_tokens": 2}], ids=["without K", "with K"])
+def test_method_needs_its_model(fault: Any, heads: Any, method: str, keys: dict[str, Any]) -> None:
+    assert f'method "{method}" needs model' in fault({"method": method, **keys}, heads)
+
+
+@pytest.mark.parametrize("keys", [{}, {"num_speculative_tokens": 2}], ids=["without K", "with K"])
+@pytest.mark.parametrize("method", [None, "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"])
+@pytest.mark.parametrize("folder", ["/no/such/folder", "./nowhere", "~/no_such_folder", "not/a/hub/id"])
+def test_a_folder_that_does_not_exist(
+    fault: Any, heads: Any, method: str | None, keys: dict[str, Any], folder: str
+) -> None:
+    config = {"model": folder, **keys} | ({"method": method} if method else {})
+    text = fault(config, heads)
+    assert text.startswith(f'speculative_config.model="{folder}": folder {folder} does not exist; give the folder of a')
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa", "mlp_speculator"])
+def test_a_hub_id_may_be_in_the_local_cache(resolve: Any, heads: Any, method: str) -> None:
+    config = {"method": method, "model": "org/name", "num_speculative_tokens": 2}
+    assert resolve(config, heads).speculative.model == "org/name"
+
+
+def test_a_file_is_no_checkpoint(fault: Any, heads: Any, tmp_path: Any) -> None:
+    file = tmp_path / "heads.gguf"
+    file.touch()
+    assert "is a file; give the folder" in fault({"method": "medusa", "model": str(file)}, heads)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model", "medusa"])
+def test_an_empty_folder_is_one_fault(fault: Any, heads: Any, tmp_path: Any, method: str) -> None:
+    assert "has no config.json" in fault({"method": method, "model": str(tmp_path)}, heads)
+
+
+def test_heads_of_another_method_are_one_fault(fault: Any, heads: Any, without: Any, checkpoint: Any) -> None:
+    config = {"method": "eagle3", "model": checkpoint(model_type="medusa", medusa_num_heads=3)}
+    text = fault(config, heads)
+    assert 'declares Medusa heads. Set method="medusa" or point model to a checkpoint for "eagle3"' in text
+    config = {"method": "eagle3", "model": checkpoint("mtp", model_type="deepseek_mtp")}
+    assert 'specplug has no method "mtp" yet' in fault(config, without("mtp"))
+    assert 'Set method="mtp"' in fault(config)
 
 
 def test_mtp_takes_the_targets_checkpoint(resolve: Any, checkpoint: Any) -> None:
@@ -261,6 +324,17 @@ def test_k_is_below_max_model_len(fault: Any, resolve: Any) -> None:
     engine = resolve_engine_args("target", {"max_model_len": 8})[0]
     assert "=8 must be below max_model_len=8" in fault({"method": "ngram", "num_speculative_tokens": 8}, engine=engine)
     assert resolve({"method": "ngram", "num_speculative_tokens": 7}, engine=engine).num_speculative_tokens == 7
+
+
+@pytest.mark.parametrize("keys", [{}, {"num_speculative_tokens": 2}], ids=["without K", "with K"])
+def test_what_is_no_method_is_answered_with_its_place(fault: Any, keys: dict[str, Any]) -> None:
+    text = fault({"method": "typical", **keys})
+    assert "is a plugin of kind verifier, not a proposer" in text
+    assert 'write "rejection_sample_method": "typical" and pass allow_lossy=True (on the command line --allow' in text
+    assert "allow_lossy" not in fault({"method": "exact", **keys})
+    text = fault({"method": "tli", **keys})
+    assert text.endswith('write "method": "draft_model", "use_heterogeneous_vocab": true.')
+    assert fault({"method": "dynamic", **keys}).endswith("beside a method write num_speculative_tokens_per_batch_size.")
 
 
 def test_method_of_another_kind(fault: Any) -> None:

@@ -172,7 +172,7 @@ def test_verifier_plugin(resolve: Any, fault: Any, without: Any) -> None:
     assert "pip install ./plugins/specplug-typical in a checkout" in fault(lossy, without("typical"))
     text = fault(lossy)
     assert 'plugin "typical" is lossy' in text
-    assert "allow_lossy=True" in text
+    assert "pass allow_lossy=True (on the command line --allow-lossy)" in text
     assert resolve(lossy, allow_lossy=True).verify_method == "typical"
 
 

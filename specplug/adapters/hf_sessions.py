@@ -13,7 +13,7 @@ from specplug.host.llm import LLM
 from specplug.host.outputs import RequestOutput
 from specplug.sampling_params import SamplingParams
 
-__all__ = ["DoorSession", "session_of", "sessions_of"]
+__all__ = ["DoorSession", "Sessions", "session_of", "sessions_of"]
 
 _ATTRIBUTE = "_specplug_sessions"
 _MAX_SESSIONS = 4
@@ -22,11 +22,10 @@ _OURS = ("tokenizer", "skip_tokenizer_init", "max_num_seqs")
 
 
 class DoorSession:
-    """An ``LLM`` on a loaded model that is borrowed only while requests run. One call at a time."""
+    """An ``LLM`` on a loaded model that is borrowed only while requests run. Used while its ``Sessions`` are held."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self._lock = threading.Lock()
         self._num_calls = 0
         llm.suspend_target()
 
@@ -37,22 +36,20 @@ class DoorSession:
     @contextmanager
     def running(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Iterator[Call]:
         """Requests of these prompts, in steps; whatever interrupts, none of them is left behind."""
-        with self._lock:
-            self._num_calls += 1
-            self.llm.resume_target()
-            call = Call(self.llm, f"call {self._num_calls}")
-            try:
-                for number, (token_ids, each) in enumerate(zip(prompts, params, strict=True)):
-                    call.add(number, token_ids, each)
-                yield call
-            finally:
-                call.abandon()
-                self.llm.suspend_target()
+        self._num_calls += 1
+        self.llm.resume_target()
+        call = Call(self.llm, f"call {self._num_calls}")
+        try:
+            for number, (token_ids, each) in enumerate(zip(prompts, params, strict=True)):
+                call.add(number, token_ids, each)
+            yield call
+        finally:
+            call.abandon()
+            self.llm.suspend_target()
 
     def close(self) -> None:
         """End the session."""
-        with self._lock:
-            self.llm.close()
+        self.llm.close()
 
 
 class Call:
@@ -95,17 +92,49 @@ class Call:
             self._llm.step()
 
 
-class _Sessions(dict[str, DoorSession]):
-    """Hangs on the model and goes with it. Copies and pickles of the model begin without sessions."""
+class Sessions(dict[str, DoorSession]):
+    """By configuration, the last used last. Hangs on the model and goes with it.
 
-    def __deepcopy__(self, memo: Any) -> _Sessions:
-        return _Sessions()
+    Copies and pickles of the model begin without sessions.
+    """
 
-    def __reduce__(self) -> tuple[type[_Sessions], tuple[()]]:
-        return _Sessions, ()
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the model and its sessions to oneself; other threads wait.
+
+        Raises ``RequestError`` in the thread that holds them already, which would wait for itself.
+        """
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                "specplug.adapters.transformers: the model is busy with the call that this one is made from (in a "
+                "streamer, a stopping criterion, a logits processor or a plugin); call generate and release after it"
+            )
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    def close(self) -> None:
+        """End all sessions, while they are held."""
+        while self:
+            self.pop(next(iter(self))).close()
+
+    def __deepcopy__(self, memo: Any) -> Sessions:
+        return Sessions()
+
+    def __reduce__(self) -> tuple[type[Sessions], tuple[()]]:
+        return Sessions, ()
 
 
 def session_of(
+    sessions: Sessions,
     model: Any,
     spec: Mapping[str, Any] | str | None,
     *,
@@ -114,12 +143,11 @@ def session_of(
     engine: Mapping[str, Any],
     num_rows: int,
 ) -> DoorSession:
-    """The session of this configuration, built on the first call.
+    """The session of this configuration, built on the first call. ``sessions``: the model's, held by the caller.
 
     It has rows for ``num_rows`` requests, 8 at least and 256 at most (more wait for a free one); where more are needed
     it is built anew. At most four are kept with a model. Raises what building an ``LLM`` raises.
     """
-    sessions = sessions_of(model)
     max_num_seqs = min(max(_MIN_ROWS, 1 << (num_rows - 1).bit_length()), _MAX_ROWS)
     key = json.dumps([spec, list(plugins), dict(engine), id(tokenizer)], sort_keys=True, default=_identity)
     session = sessions.pop(key, None)
@@ -134,9 +162,9 @@ def session_of(
     return session
 
 
-def sessions_of(model: Any) -> dict[str, DoorSession]:
-    """The sessions that are kept with a model, the last used last."""
-    sessions: dict[str, DoorSession] = model.__dict__.setdefault(_ATTRIBUTE, _Sessions())
+def sessions_of(model: Any) -> Sessions:
+    """The sessions that are kept with a model."""
+    sessions: Sessions = model.__dict__.setdefault(_ATTRIBUTE, Sessions())
     return sessions
 
 

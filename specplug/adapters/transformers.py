@@ -74,32 +74,34 @@ def generate(
 
     Returns what ``model.generate`` returns: ``[batch, num_tokens]`` padded at the end, or a
     ``GenerateDecoderOnlyOutput`` with ``sequences`` and, beside its fields, ``spec_decode_metrics``, one record a row.
-    Raises ``RequestError`` naming what cannot act, ``ConfigError`` and ``PluginError`` for ``spec``, ``ModelError`` for
-    a model that cannot be driven.
+    Raises ``RequestError`` naming what cannot act, and for a call from inside another on the same model;
+    ``ConfigError`` and ``PluginError`` for ``spec``, ``ModelError`` for a model that cannot be driven.
     """
     if spec is None:
         raise RequestError(f'{_DOOR} needs spec={{...}}; write spec={{"method": "ngram", "num_speculative_tokens": 5}}')
     rows = _read_rows(input_ids, model_kwargs)
-    session = session_of(
-        model,
-        spec,
-        plugins=spec_plugins,
-        tokenizer=spec_tokenizer,
-        engine=spec_engine or {},
-        num_rows=len(rows),
-    )
-    settings = read_settings(
-        generation_config,
-        logits_processor,
-        stopping_criteria,
-        rows,
-        vocab_size=session.llm.vocab_size,
-        max_model_len=session.llm.max_model_len,
-    )
-    deliver = _delivery(spec_streamer, input_ids)
-    with session.running([row.token_ids for row in rows], settings.params) as call:
-        run = _Run(rows, settings, deliver)
-        run.drive(call)
+    kept = sessions_of(model)
+    with kept.held():
+        session = session_of(
+            kept,
+            model,
+            spec,
+            plugins=spec_plugins,
+            tokenizer=spec_tokenizer,
+            engine=spec_engine or {},
+            num_rows=len(rows),
+        )
+        settings = read_settings(
+            generation_config,
+            logits_processor,
+            stopping_criteria,
+            rows,
+            vocab_size=session.llm.vocab_size,
+            max_model_len=session.llm.max_model_len,
+        )
+        run = _Run(rows, settings, _delivery(spec_streamer, input_ids))
+        with session.running([row.token_ids for row in rows], settings.params) as call:
+            run.drive(call)
     if isinstance(spec_streamer, Streamer):
         spec_streamer.end()
     sequences: Any = torch.cat([input_ids, run.output_ids(generation_config, input_ids.device)], dim=1)
@@ -112,14 +114,17 @@ def generate(
 
 def sessions(model: Any) -> list[LLM]:
     """The sessions kept with ``model``, the last used last: their ``get_metrics()`` tell how speculation does."""
-    return [session.llm for session in sessions_of(model).values()]
+    return [session.llm for session in list(sessions_of(model).values())]
 
 
 def release(model: Any) -> None:
-    """Close the sessions kept with ``model`` and free their memory."""
+    """Close the sessions kept with ``model`` and free their memory, once no call runs.
+
+    Raises ``RequestError`` from inside a call.
+    """
     kept = sessions_of(model)
-    while kept:
-        kept.pop(next(iter(kept))).close()
+    with kept.held():
+        kept.close()
 
 
 # --- what comes in ----------------------------------------------------------------------------------------------
@@ -136,6 +141,8 @@ def _read_rows(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list
         faults.append("the given cache holds tokens already; the cache is specplug's own: pass the whole text instead")
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
+    if not faults and not input_ids.numel():
+        faults.append(f"input_ids {list(input_ids.shape)} holds no token; give every row one, such as bos_token_id")
     if not faults:
         faults += _mask_faults(mask, model_kwargs.get("position_ids"))
     if faults:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -420,6 +422,80 @@ def test_sessions_go_with_the_model() -> None:
     assert gone() is None
 
 
+def in_threads(num: int, work: Callable[[int], None]) -> None:
+    """Run ``work(number)`` in threads that change places as often as can be; raises what the first of them raised."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(num) as pool:
+            for done in [pool.submit(work, number) for number in range(num)]:
+                done.result(timeout=120)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_threads_whose_batches_outgrow_the_session_wait_for_each_other() -> None:
+    model, inputs = tiny_model("llama"), prompts(6)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    plain = model.generate(**inputs, **options)
+
+    def work(number: int) -> None:
+        for call in range(3):
+            num_rows = (1, 9, 17)[(number + call) % 3]
+            rows = {name: tensor.expand(num_rows, -1) for name, tensor in inputs.items()}
+            assert torch.equal(ours(model, rows, **options), plain.expand(num_rows, -1))
+
+    for _ in range(10):
+        in_threads(4, work)
+        release(model)
+
+
+def test_threads_with_more_configurations_than_are_kept() -> None:
+    model, inputs = tiny_model("llama"), prompts(6)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    plain = model.generate(**inputs, **options)
+
+    def work(number: int) -> None:
+        for call in range(9):
+            spec = {**NGRAM, "num_speculative_tokens": 1 + (number + call) % 6}
+            assert torch.equal(ours(model, inputs, spec, **options), plain)
+            assert len(sessions(model)) <= 4
+
+    in_threads(4, work)
+
+
+@pytest.mark.parametrize("place", ["streamer", "criterion", "processor"])
+@pytest.mark.parametrize("what", ["the same session", "another session", "release"])
+def test_a_call_from_inside_a_call_is_refused(llama: Any, place: str, what: str) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    other = {**NGRAM, "num_speculative_tokens": 2} if what == "another session" else NGRAM
+
+    def nested(*args: Any) -> Any:
+        with pytest.raises(RequestError, match="busy with the call that this one is made from"):
+            release(llama) if what == "release" else ours(llama, prompts(9), other, **options)
+        told.append(place)
+        return args[1] if place == "processor" else torch.tensor([False])
+
+    keys: dict[str, Any] = {
+        "streamer": {"spec_streamer": nested},
+        "criterion": {"stopping_criteria": StoppingCriteriaList([nested])},
+        "processor": {"logits_processor": LogitsProcessorList([nested])},  # type: ignore[list-item]
+    }
+    told: list[str] = []
+    plain = llama.generate(**prompts(9), **options)
+    assert torch.equal(ours(llama, prompts(9), **options, **keys[place]), plain)
+    assert told
+
+
+def test_a_call_on_another_model_from_inside_a_call(llama: Any) -> None:
+    other = tiny_model("llama")
+    texts: list[torch.Tensor] = []
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    plain = llama.generate(**prompts(9), **options)
+    ours(llama, prompts(9), spec_streamer=lambda row, ids: texts.append(ours(other, prompts(9), **options)), **options)
+    assert texts and all(torch.equal(text, plain) for text in texts)
+
+
 def test_a_session_survives_a_call_that_cannot_be(llama: Any) -> None:
     options = {"max_new_tokens": 8, "do_sample": False}
     plain = ours(llama, prompts(9), **options)
@@ -460,6 +536,11 @@ def test_padding_on_the_right_is_refused(llama: Any) -> None:
     inputs = {name: tensor.flip(1) for name, tensor in inputs.items()}
     with pytest.raises(RequestError, match="padding_side"):
         ours(llama, inputs, max_new_tokens=4, pad_token_id=PAD)
+
+
+def test_input_without_a_token_is_refused(llama: Any) -> None:
+    with pytest.raises(RequestError, match=r"input_ids \[1, 0\] holds no token"):
+        ours(llama, {"input_ids": torch.zeros((1, 0), dtype=torch.long)}, max_new_tokens=4)
 
 
 def test_a_filled_cache_and_embeddings_are_refused(llama: Any) -> None:

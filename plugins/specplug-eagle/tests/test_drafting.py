@@ -265,3 +265,19 @@ def test_a_disabled_request_is_not_followed() -> None:
         (output,) = llm.generate({"prompt_token_ids": list(PROMPT)}, params)
         assert not llm._session.hooks.instance("eagle3")._reader._rows
     assert output.outputs[0].spec_decode_metrics.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
+def test_more_draft_tokens_than_the_heads_positions_take(name: str) -> None:
+    """The drafts then end where the head's positions do, whatever num_speculative_tokens asks for."""
+    method, folder, options = HEADS[name]
+    config = {"method": method, "model": str(GOLDENS / folder), "num_speculative_tokens": 30, **options}
+    rows = [{"prompt_token_ids": list(ids)} for ids in ([5, 6, 7, 8], [1], PROMPT)]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    plain = [each.outputs[0].token_ids for each in LLM(model(), skip_tokenizer_init=True).generate(rows, params)]
+    for max_model_len in (1, 2, 12, 20):
+        short = config | {"max_model_len": max_model_len}
+        with LLM(model(), skip_tokenizer_init=True, strict=True, speculative_config=short) as llm:
+            assert [each.outputs[0].token_ids for each in llm.generate(rows, params)] == plain
+            counts = {metric.name: metric for metric in llm.get_metrics()}
+            assert counts["vllm:spec_decode_num_draft_tokens"].value > 0

@@ -163,10 +163,15 @@ class HeadReader:
         mask that of the last entry, ``[len(request_ids), hidden]``.
         """
         self._reopen(request_ids)
-        long = [each for each in request_ids if len(self._texts[each].token_ids) > self.max_query_tokens - max(counts)]
+        num_masks = [count - 1 if mask else 0 for count in counts]
+        long = [
+            each
+            for each, num in zip(request_ids, num_masks, strict=True)
+            if len(self._texts[each].token_ids) + num > self.max_query_tokens
+        ]
         if long:
-            self._read_chunks(long, max(counts))
-        return self._read(request_ids, mask, counts)
+            self._read_chunks(long, 1)  # the last entry is read with the masks behind it
+        return self._read(request_ids, mask, num_masks)
 
     def append(self, token_ids: torch.Tensor, features: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
         """Read one draft token ``[n]`` with its features ``[n, hidden]`` for each request; outputs ``[n, hidden]``."""
@@ -218,13 +223,12 @@ class HeadReader:
         return text.token_ids[:size], states[:size]
 
     def _read(
-        self, request_ids: Sequence[str], mask: tuple[int, torch.Tensor] | None, counts: Sequence[int]
+        self, request_ids: Sequence[str], mask: tuple[int, torch.Tensor] | None, num_masks: Sequence[int]
     ) -> torch.Tensor:
         texts = [self._texts[each] for each in request_ids]
         sizes = [len(text.token_ids) for text in texts]
         chunks = [self._take(text, size) for text, size in zip(texts, sizes, strict=True)]
         features = self.head.features(torch.cat([states for _, states in chunks]))
-        num_masks = [count - 1 if mask else 0 for count in counts]
         ids: list[int] = []
         last: list[int] = []
         for (token_ids, _), num in zip(chunks, num_masks, strict=True):

@@ -54,8 +54,14 @@ def mask_token(config: Mapping[str, Any], given: int | None = None) -> int:
         )
     text_config = config.get("text_config", config)
     vocab_size = text_config.get("vocab_size")
-    if not isinstance(token_id, int) or (vocab_size is not None and not 0 <= token_id < vocab_size):
-        raise ValueError(f"{name}={token_id} is outside the draft's {vocab_size} ids; the config.json is damaged")
+    if not isinstance(token_id, int) or isinstance(token_id, bool):
+        raise ValueError(
+            f"{name}={json.dumps(token_id)} in the draft's config.json is no token id; write the mask token's number, "
+            "without quotes"
+        )
+    if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
+        where = "correct the key" if name == _KEY else "the config.json is damaged"
+        raise ValueError(f"{name}={token_id} is outside the draft's {vocab_size} ids; {where}")
     for other in ("eos_token_id", "pad_token_id", "bos_token_id"):
         ids = text_config.get(other)
         if token_id == ids or (isinstance(ids, list) and token_id in ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -243,9 +244,26 @@ def test_the_mask_token_is_looked_up_in_vllms_order() -> None:
         assert mask_token(full) == wanted
         del full[key]
     assert mask_token(full) == 5
-    with pytest.raises(ValueError, match="outside the draft's 64 ids"):
-        mask_token(full | {"ptd_token_id": "<mask>"})
     assert mask_token({"text_config": {"vocab_size": 300}, "pard_token": 299}) == 299
+
+
+@pytest.mark.parametrize("value", [True, False, "63", "<mask>", 63.0, [63]])
+def test_a_mask_token_that_is_no_number(save: Save, value: object) -> None:
+    text = early_fault(pard(save(tiny_llama(), pard_token=value)))
+    assert f"pard_token={json.dumps(value)} in the draft's config.json is no token id" in text
+    assert "without quotes" in text
+
+
+@pytest.mark.parametrize("value", [True, "63"])
+def test_the_key_of_its_own_takes_a_number(save: Save, value: object) -> None:
+    assert "pard_mask_token_id" in early_fault(pard(save(tiny_llama()), pard_mask_token_id=value))
+
+
+def test_an_id_outside_the_vocabulary_says_where_it_was_written() -> None:
+    with pytest.raises(ValueError, match="pard_mask_token_id=64 is outside the draft's 64 ids; correct the key"):
+        mask_token({"vocab_size": 64}, given=64)
+    with pytest.raises(ValueError, match=r"ptd_token_id=-1 is outside .*; the config.json is damaged"):
+        mask_token({"ptd_token_id": -1})
 
 
 def test_the_key_of_its_own_goes_before_the_checkpoint(save: Save) -> None:

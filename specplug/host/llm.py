@@ -221,8 +221,10 @@ class LLM:
                 self._is_closing = True
             elif not self._is_closed:
                 self._is_closed = True
-                self._delivery.put(self._groups.merge(self._session.close()))
-                self._return_target()
+                try:
+                    self._delivery.put(self._groups.merge(self._session.close()))
+                finally:  # also where a strict session raises what a plugin did in its last hook
+                    self._return_target()
 
     def __enter__(self) -> LLM:
         return self

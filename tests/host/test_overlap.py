@@ -11,11 +11,13 @@ import pytest
 from specplug import (
     LLM,
     PluginContext,
+    PluginFaultError,
     PluginLoadError,
     Request,
     RequestError,
     RequestOutput,
     SamplingParams,
+    SessionSummary,
     hookimpl,
 )
 from specplug.hooks import ProcessManager
@@ -23,7 +25,7 @@ from specplug.host.session import HostSession
 from specplug.testing.models import tiny_llama, toy_tokenizer
 from specplug.testing.proposers import FixedProposer, RandomProposer, as_method
 from specplug.testing.toys import MarkovTarget, ScriptedTarget
-from specplug.types import Batch
+from specplug.types import Batch, Draft
 
 MakeLLM = Callable[..., LLM]
 
@@ -326,6 +328,25 @@ def test_a_failed_start_gives_the_model_back(make_llm: MakeLLM) -> None:
         make_llm(model, speculative_config={"method": "broken", "num_speculative_tokens": 2}, manager=manager)
     assert model.config._attn_implementation == before
     assert model.training
+
+
+def test_a_strict_fault_at_the_end_gives_the_model_back(make_llm: MakeLLM) -> None:
+    class Failing:
+        @hookimpl
+        def specplug_finish_session(self, summary: SessionSummary) -> None:
+            raise OSError("disk full")
+
+        @hookimpl
+        def specplug_propose(self, batch: Batch, limits: Sequence[int]) -> Draft | None:
+            return None
+
+    model = tiny_llama()
+    before = model.config._attn_implementation
+    llm = make_llm(model, Failing(), strict=True)
+    assert model.config._attn_implementation != before
+    with pytest.raises(PluginFaultError, match="disk full"):
+        llm.close()
+    assert model.config._attn_implementation == before
 
 
 def test_generate_prints_text_of_a_toy(make_llm: MakeLLM) -> None:

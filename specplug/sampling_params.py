@@ -36,7 +36,7 @@ _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temp
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the output must look like; exactly one of the first five. Needs the extra ``specplug[grammar]``.
+    """What the output must look like; exactly one of the first five. Needs the package ``xgrammar``.
 
     ``json``: a JSON schema, as mapping or text. ``regex``: the whole output matches it. ``choice``: one of these texts.
     ``grammar``: EBNF whose start rule is ``root``. ``json_object``: any JSON object.

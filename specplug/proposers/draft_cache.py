@@ -35,26 +35,30 @@ class _Held:
 class Reading:
     """What a request's next forward reads: ``token_ids`` after the ``num_past`` entries that its cache holds.
 
-    ``num_logits``: the last so many of them are answered with logits.
+    ``num_logits``: the last so many of them are answered with logits. ``num_masks``: the last so many of them ask for a
+    token and stand for none, so that their entries leave the cache with the next :meth:`DraftCache.open`.
     """
 
     request_id: str
     num_past: int
     token_ids: Sequence[int]
     num_logits: int = 1
+    num_masks: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the context, once they are read."""
-        return self.num_past + len(self.token_ids)
+        return self.num_past + len(self.token_ids) - self.num_masks
 
 
 class DraftCache:
     """A draft model's rows, by request, and the forward over them.
 
     The invariant: before a draft the cache holds a prefix of the request's context in draft ids, and one forward reads
-    the rest. That rest is usually the newest token alone; after a draft that was accepted whole it is two tokens, since
-    the last draft token was drawn and never read; after steps without a draft it is what came meanwhile.
+    the rest. What is known of a row follows its forwards, so a step that was interrupted leaves entries that nothing is
+    known of, never the reverse; ``open`` rolls them back. The rest is usually the newest token alone; after a draft
+    that was accepted whole it is two tokens, since the last draft token was drawn and never read; after steps without a
+    draft it is what came meanwhile.
     """
 
     def __init__(
@@ -100,8 +104,7 @@ class DraftCache:
         context = self.space.context(request.request_id, token_ids)
         ids = context.token_ids
         kept = _num_kept(held, ids, context.num_unchanged)
-        if kept < held.length:
-            kept = self._roll_back(request, held, kept)
+        kept = self._roll_back(request, held, kept)
         held.num_seen, held.num_context, held.drafted = len(token_ids), kept, ()
         return Reading(request.request_id, kept, ids[kept:])
 
@@ -140,10 +143,12 @@ class DraftCache:
         for each in readings:
             flat += each.token_ids
             positions += range(len(flat) - each.num_logits, len(flat))
-            self._held[each.request_id].num_context = each.num_tokens
         counts = [len(each.token_ids) for each in readings]
         input_ids = torch.tensor(flat, dtype=torch.int64, device=self.draft.device)
-        return self._forward(input_ids, [each.request_id for each in readings], counts, positions)
+        logits = self._forward(input_ids, [each.request_id for each in readings], counts, positions)
+        for each in readings:
+            self._held[each.request_id].num_context = each.num_tokens
+        return logits
 
     def append(self, token_ids: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
         """Feed one draft token ``[len(request_ids)]`` to each request, ``in_order``; logits, one row each.
@@ -176,12 +181,6 @@ class DraftCache:
             for request_id, start, stop in spans:
                 if request_id in self._held:
                     self._held[request_id].drafted = ids[start:stop]
-
-    def drop_last(self, request_id: str, num_tokens: int) -> None:
-        """Forget the last tokens that were read of a request."""
-        held = self._held[request_id]
-        held.num_context -= num_tokens
-        self.draft.rollback(held.row, held.num_context)
 
     def forget(self, request_id: str) -> None:
         """Free a request's row; unknown requests are ignored."""

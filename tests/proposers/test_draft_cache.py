@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +127,65 @@ def test_a_window_that_lost_the_older_tokens_starts_over() -> None:
 def test_an_empty_context_has_nothing_to_read() -> None:
     cache = DraftCache(runner(), Scripted(([], 0)))
     assert list(cache.open(request("a"), ids([1])).token_ids) == []
+
+
+# --- steps that were interrupted --------------------------------------------------------------------------------
+
+
+def interrupted(draft: TargetRunner, at: int, run: Callable[[], object]) -> None:
+    """Run it, with ctrl-C in the middle of the ``at``-th forward from now on."""
+    left = at
+
+    def stop(module: torch.nn.Module, args: Any, output: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+
+    handle = draft.model.model.layers[0].register_forward_hook(stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("sliding_window", [None, 6])
+@pytest.mark.parametrize(("at", "num_read"), [(1, 0), (2, 8), (4, 22)])
+def test_an_interrupted_prompt_counts_as_far_as_it_was_read(sliding_window: int | None, at: int, num_read: int) -> None:
+    draft = runner(sliding_window=sliding_window)
+    cache = DraftCache(draft, IdentityDraftSpace(64))
+    read(cache, "other", [4, 5])
+    text = list(range(30))
+    interrupted(draft, at, lambda: read(cache, "a", text))
+    assert cache.length("a") == draft.cache.lengths[cache.row("a")] == num_read
+    reading, logits = read(cache, "a", [*text, 40])
+    assert reading.num_past == num_read
+    torch.testing.assert_close(logits, fresh_logits([*text, 40], sliding_window=sliding_window), atol=1e-4, rtol=1e-4)
+    _, logits = read(cache, "other", [4, 5, 6])
+    torch.testing.assert_close(logits, fresh_logits([4, 5, 6], sliding_window=sliding_window), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_draft_tokens_fed_before_an_interruption_are_rolled_back(at: int) -> None:
+    """Nobody told the cache of them: they must not pass for the text that came instead."""
+    draft = runner()
+    cache = DraftCache(draft, IdentityDraftSpace(64))
+    read(cache, "a", [1, 2, 3])
+    interrupted(draft, at, lambda: [cache.append(torch.tensor([token]), ["a"]) for token in (10, 11)])
+    assert cache.length("a") == 3
+    reading, logits = read(cache, "a", [1, 2, 3, 40, 41])
+    assert (reading.num_past, draft.cache.lengths[0]) == (3, 5)
+    torch.testing.assert_close(logits, fresh_logits([1, 2, 3, 40, 41]), atol=1e-4, rtol=1e-4)
+
+
+def test_masks_leave_the_cache_with_the_next_reading() -> None:
+    draft = runner()
+    cache = DraftCache(draft, IdentityDraftSpace(64))
+    reading = cache.open(request("a"), ids([1, 2, 3]))
+    reading.token_ids, reading.num_logits, reading.num_masks = [*reading.token_ids, 63, 63], 3, 2
+    assert len(cache.read([reading])) == 3
+    assert (cache.length("a"), draft.cache.lengths) == (3, [5])
+    reading, logits = read(cache, "a", [1, 2, 3, 63, 5])  # also where the text goes on as the masks did
+    assert (reading.num_past, draft.cache.lengths) == (3, [5])
+    torch.testing.assert_close(logits, fresh_logits([1, 2, 3, 63, 5]), atol=1e-4, rtol=1e-4)

@@ -74,16 +74,15 @@ class TargetFeatures:
         self._added = torch.cat([part for reading in readings for part in self._parts(reading)])
 
     def _parts(self, reading: Reading) -> Iterator[torch.Tensor]:
-        num_masks = max(0, reading.num_logits - 1)
-        first, end = reading.num_past, reading.num_tokens - num_masks
+        first, end = reading.num_past, reading.num_tokens
         start, states = self._states[reading.request_id]
         if first == 0:
             yield self._nothing
         of_tokens = states[max(first, 1) - 1 - start : end - 1 - start]
         yield of_tokens
         newest = of_tokens[-1:] if len(of_tokens) else self._nothing
-        yield newest.expand(num_masks, -1)
-        kept = max(start, end - 2)  # the newest token may be read again
+        yield newest.expand(reading.num_masks, -1)
+        kept = max(start, first - 1)  # the same may be read again, after an interruption
         self._states[reading.request_id] = (kept, states[kept - start :])
 
     def forget(self, request_id: str) -> None:

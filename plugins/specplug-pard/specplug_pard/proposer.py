@@ -1,8 +1,8 @@
 """PARD: the draft model reads the newest tokens and K - 1 masks, and answers K tokens in one forward.
 
 Source: An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation" (2025). The masks'
-entries leave the cache when the draft is made, so it holds committed tokens only, and a row whose draft was accepted
-reads those tokens in the next step.
+entries count for nothing once the draft is made, so the cache holds committed tokens only, and a row whose draft was
+accepted reads those tokens in the next step.
 """
 
 from __future__ import annotations
@@ -42,11 +42,9 @@ class PardProposer(ModelProposer):
     def draw(self, rows: Sequence[Slots], sampler: DraftSampler) -> None:
         for row in rows:
             row.reading.token_ids = [*row.reading.token_ids, *[self.mask_token_id] * (row.count - 1)]
-            row.reading.num_logits = row.count
+            row.reading.num_logits, row.reading.num_masks = row.count, row.count - 1
         logits = self.cache.read([row.reading for row in rows])
         self.choose(logits, [row.first + depth for row in rows for depth in range(row.count)], sampler)
-        for row in rows:
-            self.cache.drop_last(row.request_id, row.count - 1)
 
     # --- PARD-2 -----------------------------------------------------------------------------------------------
 

@@ -102,7 +102,11 @@ class Keeps(PardProposer):
     def draw(self, rows: Sequence[Slots], sampler: DraftSampler) -> None:
         super().draw(rows, sampler)
         for row in rows:  # no mask stays in the cache
-            assert self.cache.length(row.request_id) == row.reading.num_tokens - (row.count - 1)
+            assert (
+                self.cache.length(row.request_id)
+                == row.reading.num_tokens
+                == row.reading.num_past + len(row.reading.token_ids) - (row.count - 1)
+            )
 
 
 def keeping(made: list[Keeps], model: Any, **how: Any) -> Callable[[PluginContext], Keeps]:

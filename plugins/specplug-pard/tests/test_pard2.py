@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from specplug_pard import PardOptions
+from specplug_pard.features import TargetFeatures
 from specplug_pard.proposer import PardProposer, build
 
 from specplug import LLM, Batch, ConfigError, Draft, PluginContext, SamplingParams
 from specplug.hooks import ProcessManager
+from specplug.proposers.draft_cache import Reading
 from specplug.testing.models import tiny_llama
 from specplug.testing.proposers import as_method
 
@@ -114,6 +116,27 @@ def test_drafts_are_those_of_the_definition(save: Callable[..., str]) -> None:
     assert checked > 20
     assert differing > 5  # the states matter
     assert not made[0]._features._states
+
+
+def test_a_reading_that_was_interrupted_finds_its_states_again() -> None:
+    model = draft_module()
+    states = torch.randn(12, DRAFT_HIDDEN, generator=torch.Generator().manual_seed(3))
+    features = TargetFeatures(model, [0], project=lambda given: given, norms=[None])
+    features._states["r"] = (0, states)
+
+    def added(reading: Reading) -> torch.Tensor:
+        features.prepare([reading])
+        ids = torch.tensor([reading.token_ids])
+        embeddings = model.get_input_embeddings()
+        return (embeddings(ids) - embeddings.weight[ids])[0].detach()  # the hook adds once
+
+    nothing = torch.zeros(1, DRAFT_HIDDEN)
+    for _ in range(2):  # the first forward raises somewhere after the embeddings
+        torch.testing.assert_close(added(Reading("r", 0, [1] * 8, 0)), torch.cat([nothing, states[:7]]))
+    for _ in range(2):
+        masked = Reading("r", 8, [1] * 5 + [MASK] * 2, 3, 2)
+        torch.testing.assert_close(added(masked), torch.cat([states[7:12], states[11:], states[11:]]))
+    assert len(features._states["r"][1]) == 5  # what lies before is gone
 
 
 def test_without_the_projection_it_drafts_from_tokens_alone(

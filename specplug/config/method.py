@@ -135,6 +135,8 @@ def _check_model(work: Resolution) -> None:
     known = work.known_method
     if known is None or not work.lacks_model or work.is_unsound("model"):
         return
+    if known.package is None and work.method not in frozenset(work.methods):
+        return  # nothing serves it, with or without a model
     if not known.model_defaults_to_target:
         what = "draft model" if known.model == "draft" else "heads"
         work.faults.append(f'{PREFIX}: method "{work.method}" needs model, the folder of its {what}; none is given.')
@@ -154,11 +156,11 @@ def _check_agreement(work: Resolution) -> None:
     if declared is None or declared == work.method:
         return
     is_there = KNOWN_METHODS[declared].package is not None or declared in frozenset(work.methods)
-    advice = f'Set method="{declared}"' if is_there else f'specplug has no method "{declared}" yet; leave it out'
+    advice = f'Set method="{declared}" or' if is_there else f'specplug has no method "{declared}" yet:'
     fitting = "a causal LM" if known.model == "draft" else f'a checkpoint for "{work.method}"'
     work.faults.append(
         f'You asked for {PREFIX}.method="{work.method}"; the checkpoint {show(work.get("model"))} declares '
-        f"{_KIND_WORDS[declared]}. {advice} or point model to {fitting}. The folder name was not considered."
+        f"{_KIND_WORDS[declared]}. {advice} point model to {fitting}. The folder name was not considered."
     )
     work.discard("model")
     work.checkpoint = None  # of sizes that mean nothing to this method

@@ -165,7 +165,9 @@ def test_heads_of_another_method_are_one_fault(fault: Any, heads: Any, without: 
     text = fault(config, heads)
     assert 'declares Medusa heads. Set method="medusa" or point model to a checkpoint for "eagle3"' in text
     config = {"method": "eagle3", "model": checkpoint("mtp", model_type="deepseek_mtp")}
-    assert 'specplug has no method "mtp" yet' in fault(config, without("mtp"))
+    assert 'specplug has no method "mtp" yet: point model to a checkpoint for "eagle3".' in fault(
+        config, without("mtp")
+    )
     assert 'Set method="mtp"' in fault(config)
 
 
@@ -234,6 +236,7 @@ def test_a_method_without_a_package_names_nothing_to_install(
     text = fault(config, without(name))
     assert text.startswith(f'specplug has no method "{name}" yet, and no plugin that is installed serves it.')
     assert "pip install" not in text
+    assert fault({"method": method}, without(name)) == text
     assert resolve(config).plugins[0].name == name  # where a third party's plugin serves it
 
 

@@ -116,3 +116,11 @@ def test_faults_of_a_folder_come_before_weights_load(save: Save) -> None:
     """The target here would fail to load, and is not reached."""
     with pytest.raises(ConfigError, match="no Medusa checkpoint"):
         open_llm(save(model_type="llama"), target="no such model", k=1)
+
+
+@pytest.mark.parametrize("k", [1, None])
+def test_a_folder_that_is_not_there_comes_before_weights_load(tmp_path: Path, k: int | None) -> None:
+    with pytest.raises(
+        ConfigError, match=r'^speculative_config.model="[^"]*nowhere": folder \S*nowhere does not exist'
+    ):
+        open_llm(tmp_path / "nowhere", target="no such model", k=k)

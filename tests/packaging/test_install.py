@@ -38,7 +38,7 @@ def test_the_core_alone(built: Built, environment: Callable[..., Any]) -> None:
     done = fresh.run("specplug", "plugins", "--json")
     assert done.returncode == 0, done.stderr
     listed = {plugin["name"]: plugin for plugin in json.loads(done.stdout)}
-    assert set(listed) == {"acceptance", "custom_class", "ngram"}
+    assert set(listed) == {"acceptance", "custom_class", "draft_model", "ngram", "tli"}
     assert {plugin["distribution"] for plugin in listed.values()} == {"specplug"}
     assert {plugin["version"] for plugin in listed.values()} == {"0.1.0"}
 

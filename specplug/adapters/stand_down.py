@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator
 
 from specplug.hooks.markers import hookimpl
-from specplug.proposers.backoff import BackOff
+from specplug.proposers.backoff import BackOff, expected_accepted
 from specplug.types import Batch, Draft, Request, cumulative
 
 __all__ = ["StandDown"]
@@ -53,5 +53,5 @@ class StandDown:
     def _length(self, rate: float, num_drafted: int) -> int:
         """How many of the tokens are likely enough, if all of them together pay for the draft."""
         num_tokens = min(num_drafted, int(math.log(self._token_price) / math.log(rate)))
-        num_expected = rate * (1.0 - rate**num_tokens) / (1.0 - rate)
+        num_expected = expected_accepted(rate, num_tokens)
         return num_tokens if num_expected > self._draft_price + self._token_price * num_tokens else 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from operator import eq
 
-__all__ = ["BackOff", "Load"]
+__all__ = ["BackOff", "Load", "expected_accepted"]
 
 _EVEN_ROWS = {"cpu": 6}
 """Requests in a step in which a draft token has to be as likely as not (SmolLM2 in bfloat16, 2 cores: one more token
@@ -18,6 +18,11 @@ _MOST_NEEDED = 0.8
 """However large the batch, text that is sure to be a copy is drafted."""
 _STEP_PRICE = 4.0
 """What it costs a step that any request drafts at all, in tokens: rows of unequal length, a verification."""
+
+
+def expected_accepted(rate: float, num_tokens: int) -> float:
+    """Tokens accepted of a draft, each with chance ``rate`` (below 1) if those before it were."""
+    return rate * (1.0 - rate**num_tokens) / (1.0 - rate)
 
 
 class Load:
@@ -41,8 +46,7 @@ class Load:
 
     def gain(self, rate: float, num_tokens: int) -> float:
         """What a draft is expected to bring, less its cost, in tokens."""
-        expected = rate * (1.0 - rate**num_tokens) / (1.0 - rate)
-        return expected / self.least_chance - num_tokens
+        return expected_accepted(rate, num_tokens) / self.least_chance - num_tokens
 
     def pays(self, gain: float) -> bool:
         """Whether the gain of all drafts of a step is worth drafting in it."""

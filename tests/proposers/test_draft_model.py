@@ -195,6 +195,21 @@ def test_B86_self_draft_accepts_all_at_every_step() -> None:
     assert set(found) == {2, 3, 4}
 
 
+def test_B90_a_request_that_repeats_a_prompt_is_drafted_as_well_as_the_first() -> None:
+    """One row in turn: what the first request left behind in the draft's cache must not serve the second."""
+    prefix = list(range(3, 19))
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [[*prefix, 20], [*prefix, 21]]
+    text, watcher = decode(tiny_llama(), proposer=watching([]), prompts=prompts, params=params, max_num_seqs=1)
+    assert text == decode(tiny_llama(), prompts=prompts, params=params)[0]
+    drafted: dict[str, list[bool]] = {}
+    for row in watcher.rows:
+        if row.num_draft_tokens:
+            drafted.setdefault(row.request_id, []).append(row.num_accepted_tokens == row.num_draft_tokens)
+    assert len(drafted) == 2
+    assert all(all(whole) for whole in drafted.values())
+
+
 def test_B86_after_rejections_only_the_newest_token_is_read() -> None:
     found: list[int] = []
     decode(tiny_llama(), proposer=watching(found, tiny_llama(seed=1)), prompts=[[5, 6, 7]])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from specplug.proposers.backoff import expected_accepted
+
 __all__ = ["AcceptanceRow", "AcceptanceTable", "Counts", "Origin"]
 
 Origin: TypeAlias = Literal["local", "shared"]
@@ -34,8 +36,7 @@ class Counts:
 
     def expected(self, num_drafted: int) -> float:
         """Accepted tokens to be expected of a draft."""
-        rate = self.rate
-        return rate * (1 - rate**num_drafted) / (1 - rate)
+        return expected_accepted(self.rate, num_drafted)
 
 
 @dataclass(frozen=True, slots=True)

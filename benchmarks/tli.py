@@ -19,7 +19,7 @@ from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -103,8 +103,10 @@ class Side:
         return Vocabulary(self.tokenizer, self.num_ids)
 
 
-Pairs = dict[int, int]
+Pairs: TypeAlias = dict[int, int]
 """Target id -> draft id."""
+Builder: TypeAlias = Callable[[Side, Side], Callable[[], Pairs]]
+"""Builds a map; its pairs are asked for afterwards."""
 
 
 def specplug_pairs(target: Side, draft: Side) -> Callable[[], Pairs]:
@@ -132,9 +134,8 @@ def vllm_pairs(target: Side, draft: Side) -> Callable[[], Pairs]:
     return lambda: {t: d for t, d in enumerate(mapping.target_to_draft_ids.tolist()) if d >= 0}
 
 
-def builders() -> dict[str, Callable[[Side, Side], Callable[[], Pairs]]]:
-    """Name -> what builds a map; the map's pairs are asked for afterwards."""
-    found = {"specplug": specplug_pairs, "transformers": transformers_pairs}
+def builders() -> dict[str, Builder]:
+    found: dict[str, Builder] = {"specplug": specplug_pairs, "transformers": transformers_pairs}
     if find_spec("vllm") is not None:
         import vllm.v1.spec_decode.vocab_mapping  # noqa: F401 - seconds that are no part of building a map
 

@@ -17,9 +17,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specplug.errors import ModelError
-from specplug.models.step_plan import Segment, StepPlan
+from specplug.models.step_plan import LayerKind, Segment, StepPlan
 
-__all__ = ["ATTENTION_NAME", "borrow_attention", "dummy_mask", "packed_attention", "return_attention"]
+__all__ = ["ATTENTION_NAME", "attend", "borrow_attention", "dummy_mask", "packed_attention", "return_attention"]
 
 ATTENTION_NAME = "specplug"
 STEP_KEYWORD = "specplug_step"
@@ -88,10 +88,20 @@ def packed_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _refuse_unhandled(kwargs, dropout, causal)
     _check_window(layer.kind.window, sliding_window, attention_mask)
-    segments = specplug_step.kinds[layer.kind].segments
-    packed = query[0].transpose(0, 1)  # [T, heads, dim]
-    outputs = [_attend(segment, packed, key, value, scaling) for segment in segments]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
+    return attend(specplug_step, layer.kind, query[0].transpose(0, 1), key, value, scaling)[None], None
+
+
+def attend(
+    step: StepPlan,
+    kind: LayerKind,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention of a layer of this ``kind``: ``query`` ``[T, heads, dim]`` over the cache's buffers, same shape out."""
+    outputs = [_attend(segment, query, key, value, scaling) for segment in step.kinds[kind].segments]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _refuse_unhandled(kwargs: dict[str, Any], dropout: float, is_causal: bool) -> None:

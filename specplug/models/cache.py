@@ -62,7 +62,7 @@ class RaggedLayer(CacheLayerMixin):
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate zeroed buffers with the heads, dtype and device of the first states ``[1, heads, T, dim]``."""
+        """Allocate zeroed buffers with the heads, dtype and device of the first states ``[T, heads, dim]``."""
         self.keys = self._blank(key_states)
         self.values = self._blank(value_states)
         self.is_initialized = True
@@ -79,12 +79,18 @@ class RaggedLayer(CacheLayerMixin):
             raise RuntimeError("the cache takes states only inside TargetRunner.forward")
         if not step.layer_updated(self):
             raise ModelError("attention does not go through transformers' AttentionInterface")
+        return self.append(step, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+
+    def append(
+        self, step: StepPlan, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the packed states ``[T, heads, dim]`` of a step to their rows and return the whole buffers."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers()
         for buffer, states in ((keys, key_states), (values, value_states)):
             index = step.kinds[self.kind].flat_slots(buffer.shape[1], self.capacity)
-            buffer.view(-1, buffer.shape[-1]).index_copy_(0, index, states[0].reshape(-1, buffer.shape[-1]))
+            buffer.view(-1, buffer.shape[-1]).index_copy_(0, index, states.reshape(-1, buffer.shape[-1]))
         return keys, values
 
     def buffers(self) -> tuple[torch.Tensor, ...]:

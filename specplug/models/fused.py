@@ -1,29 +1,86 @@
-"""Decoder layers of the Llama shape in fewer calls, on a CPU in bfloat16: the same bits, less time.
+"""Models of the Llama shape in fewer calls, on a CPU in bfloat16: the same bits, less time.
 
-Query, key and value projection become one product, gate and up projection another, and the rotary embedding turns
-queries and keys together. A small model's step is dozens of small operations a layer, and each costs as much to start
-as to run. Only for models that specplug loaded itself, and only for layers whose results are equal bit for bit.
+A small model's step is dozens of small operations a layer, and each costs as much to start as to run. So query, key
+and value projection become one product, gate and up projection another, the rotary embedding turns queries and keys
+together, and a step goes from the token ids to the logits without a module's call in between. Only for models that
+specplug loaded itself, and only where the layers' results are equal bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import rms_norm
+from torch.nn.functional import embedding, rms_norm
 
-from specplug.models.attention import packed_attention
+from specplug.models.attention import attend, packed_attention
 from specplug.models.packing import PackedLinear
 
-__all__ = ["FusedLayer", "fuse_layers"]
+if TYPE_CHECKING:
+    from specplug.models.cache import RaggedCache, RaggedLayer
+    from specplug.models.step_plan import StepPlan
 
-_LAYER_CLASSES = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+__all__ = ["FusedDecoder", "FusedLayer", "fuse_layers"]
+
+_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_LAYER_CLASSES = frozenset(f"{family}DecoderLayer" for family in _FAMILIES)
+_MODEL_CLASSES = frozenset(f"{family}ForCausalLM" for family in _FAMILIES)
 _TOKENS_TRIED = (1, 7, 33)
+
+_Call = Callable[[torch.Tensor], torch.Tensor]
+_Embeddings = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a step's positions, ``[..., tokens, head_dim]``."""
+
+
+class FusedDecoder:
+    """The packed forward of a model whose layers are all :class:`FusedLayer`."""
+
+    def __init__(self, model: Any) -> None:
+        decoder = model.get_decoder()
+        self._embeddings: torch.Tensor = decoder.embed_tokens.weight
+        self._rotary = decoder.rotary_emb.forward
+        self._layers: Sequence[FusedLayer] = tuple(decoder.layers)
+        self._norm = _norm(decoder.norm)
+        self._head: _Call = model.get_output_embeddings().forward
+
+    @classmethod
+    def of(cls, model: Any) -> FusedDecoder | None:
+        """None for a model that was not fused, or that does more around its layers than embed, norm and project."""
+        if type(model).__name__ not in _MODEL_CLASSES or type(model.get_input_embeddings()) is not torch.nn.Embedding:
+            return None
+        if not all(type(layer) is FusedLayer for layer in model.get_decoder().layers):
+            return None
+        return cls(model)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        step: StepPlan,
+        cache: RaggedCache,
+        logits_indices: torch.Tensor,
+        taps: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """``input_ids`` ``[T]``: logits of ``logits_indices``, and states ``[T, hidden]`` of each layer in ``taps``.
+
+        Layer i is the residual stream after i layers, before the final norm.
+        """
+        states = embedding(input_ids, self._embeddings)
+        cos, sin = self._rotary(states, step.position_ids)
+        turn = _Turn((cos[0], sin[0]))
+        tapped = {0: states} if 0 in taps else {}
+        for number, (layer, layer_cache) in enumerate(zip(self._layers, cache.ragged_layers, strict=True), start=1):
+            states = layer.step(states, turn, step, layer_cache)
+            if number in taps:
+                tapped[number] = states
+        return self._head(self._norm(states[logits_indices])), tapped
 
 
 class FusedLayer(torch.nn.Module):
-    """A decoder layer for inference, called like the one it is made from, whose weights it copies."""
+    """A decoder layer for inference, called like the one it is made from, whose weights it copies.
+
+    Its parts are no modules: a module's call and its attributes cost as much as a small operation.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -31,19 +88,27 @@ class FusedLayer(torch.nn.Module):
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.head_dim: int = attention.head_dim
         self.num_query_heads, self.num_kv_heads = (p.out_features // self.head_dim for p in projections[:2])
+        self.num_turned = self.num_query_heads + self.num_kv_heads
         self.scaling: float = attention.scaling
         self.layer_idx: int = attention.layer_idx
         self.is_causal: bool = attention.is_causal
         self.num_key_value_groups: int = attention.num_key_value_groups
-        self.qkv_proj = _joined(*projections)
-        self.o_proj = PackedLinear(attention.o_proj)
-        self.gate_up_proj = _joined(mlp.gate_proj, mlp.up_proj)
-        self.down_proj = PackedLinear(mlp.down_proj)
-        self.act_fn = mlp.act_fn
-        self.input_norm = _Norm(layer.input_layernorm)
-        self.post_attention_norm = _Norm(layer.post_attention_layernorm)
-        self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self._project = _product(*projections)
+        self._gate_up = _product(mlp.gate_proj, mlp.up_proj)
+        self._down = _product(mlp.down_proj)
+        self._output = _product(attention.o_proj)
+        self._act_fn: _Call = getattr(mlp.act_fn, "forward", mlp.act_fn)
+        self._input_norm = _norm(layer.input_layernorm)
+        self._mlp_norm = _norm(layer.post_attention_layernorm)
+        self._head_norms = (_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+
+    def step(self, states: torch.Tensor, turn: _Turn, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
+        """Packed states ``[T, hidden]`` in and out, attending over ``cache``, which takes what they add."""
+        turned, values = self._heads(self._input_norm(states), turn)
+        queries, keys = self._queries_and_keys(turned)
+        all_keys, all_values = cache.append(step, keys, values)
+        attended = attend(step, cache.kind, queries, all_keys, all_values, self.scaling)
+        return self._finish(states, attended.reshape(len(states), -1))
 
     def forward(
         self,
@@ -53,64 +118,79 @@ class FusedLayer(torch.nn.Module):
         past_key_values: Any = None,
         cache: Any = None,
         use_cache: bool | None = None,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        position_embeddings: _Embeddings | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """``[batch, tokens, hidden]`` in and out. ``cache`` is what newer transformers call ``past_key_values``."""
         if position_embeddings is None:
             raise ValueError("a fused layer needs position_embeddings")
-        query, key, value = self._attended(self.input_norm(hidden_states), *position_embeddings)
+        turned, values = self._heads(self._input_norm(hidden_states), _Turn(position_embeddings))
+        query, key = (part.transpose(1, 2) for part in self._queries_and_keys(turned))
+        value = values.transpose(1, 2)
         cache = past_key_values if cache is None else cache
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         attended, _ = packed_attention(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
-        hidden_states = hidden_states + self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1))
-        gate, up = self.gate_up_proj(self.post_attention_norm(hidden_states)).chunk(2, dim=-1)
-        output: torch.Tensor = hidden_states + self.down_proj(self.act_fn(gate) * up)
-        return output
+        return self._finish(hidden_states, attended.reshape(*hidden_states.shape[:-1], -1))
 
-    def _attended(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Query, key and value, each ``[batch, heads, tokens, head_dim]``; the first two turned by their position."""
-        heads = self.qkv_proj(states).view(*states.shape[:-1], -1, self.head_dim)
-        num_turned = self.num_query_heads + self.num_kv_heads
-        turning = heads[..., :num_turned, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = turning.split([self.num_query_heads, self.num_kv_heads], dim=-2)
-            turning = torch.cat((self.q_norm(queries), self.k_norm(keys)), dim=-2)
-        turned = _turn(turning, cos[..., None, :], sin[..., None, :]).transpose(1, 2)
-        value = heads[..., num_turned:, :].transpose(1, 2)
-        return turned[:, : self.num_query_heads], turned[:, self.num_query_heads :], value
+    def _heads(self, states: torch.Tensor, turn: _Turn) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys in one, turned by their position, and values: ``[..., tokens, heads, head_dim]``."""
+        heads = self._project(states).view(*states.shape[:-1], -1, self.head_dim)
+        turning = heads[..., : self.num_turned, :]
+        if self._head_norms is not None:
+            parts = zip(self._head_norms, self._queries_and_keys(turning), strict=True)
+            turning = torch.cat([normalise(part) for normalise, part in parts], dim=-2)
+        return turn(turning), heads[..., self.num_turned :, :]
+
+    def _queries_and_keys(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return heads[..., : self.num_query_heads, :], heads[..., self.num_query_heads :, :]
+
+    def _finish(self, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """From the attention's output on; what is added to is fresh each time."""
+        states = self._output(attended).add_(states)
+        gate, up = self._gate_up(self._mlp_norm(states)).chunk(2, dim=-1)
+        return self._down(self._act_fn(gate).mul_(up)).add_(states)
 
 
-class _Norm(torch.nn.Module):
+class _Turn:
+    """The rotary embedding in halves, at the positions of one step."""
+
+    def __init__(self, embeddings: _Embeddings) -> None:
+        cos, sin = embeddings
+        self.half = cos.shape[-1] // 2
+        signed = torch.cat((-sin[..., : self.half], sin[..., self.half :]), dim=-1)
+        self.cos, self.sin = cos[..., None, :], signed[..., None, :]  # a sign moved to the sines changes no bit
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """``[..., tokens, heads, head_dim]`` in and out."""
+        return (heads * self.cos).add_(heads.roll(self.half, -1).mul_(self.sin))
+
+
+def _product(*layers: torch.nn.Linear) -> _Call:
+    """The linear layers as one, ``[..., in_features]`` to ``[..., out_features of all]``."""
+    packed = PackedLinear(layers[0] if len(layers) == 1 else _joined(*layers))
+    return packed.forward
+
+
+def _norm(norm: Any) -> _Call:
     """An RMS norm in float32 and back, then the weight, as the models do it."""
+    weight, eps = norm.weight.detach(), float(norm.variance_epsilon)
+    shape = weight.shape
 
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight = norm.weight
-        self.eps: float = norm.variance_epsilon
+    def normalise(states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(states.float(), shape, None, eps).to(states.dtype).mul_(weight)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        normed = rms_norm(states.float(), self.weight.shape, None, self.eps)
-        output: torch.Tensor = self.weight * normed.to(states.dtype)
-        return output
+    return normalise
 
 
-def _turn(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The rotary embedding in halves; the sign is taken first, since the models round in that order."""
-    half = states.shape[-1] // 2
-    swapped = torch.cat((-states[..., half:], states[..., :half]), dim=-1)
-    return (states * cos).add_(swapped.mul_(sin))
-
-
-def _joined(*layers: torch.nn.Linear) -> PackedLinear:
+def _joined(*layers: torch.nn.Linear) -> torch.nn.Linear:
     joined = torch.nn.Linear(1, 1, bias=False, device="meta")
     joined.in_features, joined.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
     joined.weight = torch.nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     if biases:
         joined.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
-    return PackedLinear(joined)
+    return joined
 
 
 @torch.inference_mode()

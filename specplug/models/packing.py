@@ -27,11 +27,12 @@ class PackedLinear(torch.nn.Module):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight = layer.weight if keep_weight else None
         self.bias = layer.bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # looked up once: it is called hundreds of times
         self._packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS_HINT)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self.bias, "none", [], "")
+        output: torch.Tensor = self._multiply(states, self._packed, self.bias, "none", [], "")
         return output
 
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from specplug.errors import ModelError
 from specplug.models.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
 from specplug.models.cache import RaggedCache
+from specplug.models.fused import FusedDecoder
 from specplug.models.step_plan import StepPlan
 from specplug.models.taps import HiddenStateTaps
 from specplug.models.target import TargetOutput
@@ -93,6 +94,7 @@ class TargetRunner:
             max_query_tokens=self.max_query_tokens,
             device=self.device,
         )
+        self._decoder = FusedDecoder.of(model)
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
         self._layers: tuple[int, ...] = ()
         self._keywords = self._constant_keywords(text_config)
@@ -181,16 +183,21 @@ class TargetRunner:
         with torch.inference_mode():
             step = self.cache.begin(num_query_tokens, trees)
             try:
-                with self._taps.collect() as hidden_states:
-                    logits = self._run(input_ids, step, logits_indices)
+                output = self._run(input_ids, step, logits_indices)
             except ModelError as error:
                 raise cannot_drive(self.model.config, str(error)) from error
             finally:
                 self.cache.end()
             self.cache.finish(num_query_tokens)
-        return TargetOutput(logits, hidden_states)
+        return output
 
-    def _run(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> torch.Tensor:
+    def _run(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> TargetOutput:
+        if self._decoder is not None:
+            return TargetOutput(*self._decoder.forward(input_ids, step, self.cache, logits_indices, self._layers))
+        with self._taps.collect() as hidden_states:
+            return TargetOutput(self._run_model(input_ids, step, logits_indices), hidden_states)
+
+    def _run_model(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> torch.Tensor:
         selection = {"logits_to_keep": logits_indices} if self._selects_logits else {}
         output = self.model(
             input_ids=input_ids[None],

@@ -94,11 +94,11 @@ class KindPlan:
     _flat: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def flat_slots(self, num_heads: int, capacity: int) -> torch.Tensor:
-        """``[num_heads * T]``: where the entries go in a buffer ``[rows, num_heads, capacity]`` laid out flat."""
+        """``[T * num_heads]``: where the entries go in a buffer ``[rows, num_heads, capacity]`` laid out flat."""
         flat = self._flat.get((num_heads, capacity))
         if flat is None:
-            heads = torch.arange(num_heads, device=self.rows.device)[:, None]
-            flat = ((self.rows * num_heads + heads) * capacity + self.slots).reshape(-1)
+            heads = torch.arange(num_heads, device=self.rows.device)
+            flat = ((self.rows[:, None] * num_heads + heads) * capacity + self.slots[:, None]).reshape(-1)
             self._flat[num_heads, capacity] = flat
         return flat
 

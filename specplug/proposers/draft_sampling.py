@@ -58,8 +58,7 @@ class DraftRow:
 class DraftSampler:
     """The draft tokens of one step: ``choose`` any slots in any order, each once, then read the results.
 
-    ``token_ids`` ``[num_slots]`` int64, ``confidence`` ``[num_slots]`` float32 (the largest probability of the law of
-    each slot, whatever was drawn from it), ``laws(space)``.
+    These are ``token_ids``, ``confidence`` and ``laws(space)``.
     """
 
     def __init__(self, rows: Sequence[DraftRow], *, is_probabilistic: bool, device: torch.device) -> None:
@@ -69,8 +68,9 @@ class DraftSampler:
         self._is_random = [is_probabilistic and not row.is_greedy for row in rows for _ in range(row.num_slots)]
         self._num_random = sum(self._is_random)
         self._rows = rows
-        self.token_ids = torch.empty(self._starts[-1], dtype=torch.int64, device=device)
-        self.confidence = torch.empty(self._starts[-1], dtype=torch.float32, device=device)
+        self._slots: list[int] = []  # in the order they were chosen, as the parts below
+        self._chosen: list[torch.Tensor] = []
+        self._confidence: list[torch.Tensor] = []
         if self._num_random:
             self._params = [row.params for row in rows for _ in range(row.num_slots)]
             self._law_rows = cumulative(map(int, self._is_random))
@@ -79,20 +79,35 @@ class DraftSampler:
 
     def choose(self, logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
         """One token for each of ``slots``, ``[len(slots)]`` int64; ``logits`` ``[len(slots), vocab]``: raw, masked."""
-        index = torch.tensor(slots, dtype=torch.int64, device=self._device)
-        logits = logits.float()
         random = [place for place, slot in enumerate(slots) if self._is_random[slot]] if self._num_random else []
         if len(random) == len(slots):
-            chosen, confidence = self._draw(logits, slots)
+            chosen, confidence = self._draw(logits.float(), slots)
         else:
-            chosen, confidence = logits.argmax(-1), torch.softmax(logits, -1).amax(-1)
+            chosen, confidence = _likeliest(logits)
             if random:
                 places = torch.tensor(random, device=self._device)
-                drawn = self._draw(logits[places], [slots[place] for place in random])
+                drawn = self._draw(logits[places].float(), [slots[place] for place in random])
                 chosen[places], confidence[places] = drawn
-        self.token_ids[index] = chosen
-        self.confidence[index] = confidence
+        self._slots += slots
+        self._chosen.append(chosen)
+        self._confidence.append(confidence)
         return chosen
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """``[num_slots]`` int64, once every slot was chosen."""
+        return self._by_slot(self._chosen)
+
+    @property
+    def confidence(self) -> torch.Tensor:
+        """``[num_slots]`` float32: the largest probability of each slot's law, whatever was drawn from it."""
+        return self._by_slot(self._confidence)
+
+    def _by_slot(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        joined = torch.cat(tuple(parts))
+        if self._slots == sorted(self._slots):
+            return joined
+        return torch.empty_like(joined).index_copy_(0, torch.tensor(self._slots, device=self._device), joined)
 
     def _draw(self, logits: torch.Tensor, slots: Sequence[int]) -> tuple[torch.Tensor, ...]:
         vocab_size = logits.shape[1]
@@ -143,6 +158,12 @@ class DraftSampler:
             return OneHot()
         first = self._law_rows[start]
         return space.law(self._law_logits[first : first + stop - start].to(device))
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arg-max of each row and its probability. On a CPU ``max`` finds it in a third of the time of ``argmax``."""
+    chosen = logits.max(-1, keepdim=True).indices
+    return chosen[:, 0], torch.softmax(logits, -1, dtype=torch.float32).gather(1, chosen)[:, 0]
 
 
 def process_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -4,15 +4,15 @@ The index is a suffix automaton. Its states are classes of texts that end at the
 suffix link of the state of the whole sequence is the longest ending that occurred earlier. Appending a token
 costs amortised constant time and finding the longest match none at all, whatever the length of the sequence.
 
-Storage is flat: six ``int32`` values a state, and one dictionary for the transitions of states with more than
-one. There are at most two states and one such extra transition per token.
+Storage is flat: a record of six ``int32`` values a state, and one dictionary for the transitions of states with more
+than one. There are at most two states and one such extra transition per token.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 __all__ = ["NO_STATE", "ROOT", "CountingAutomaton", "SequenceIndex", "SuffixAutomaton", "TokenIndex"]
 
@@ -61,23 +61,30 @@ class SuffixAutomaton:
     Several sequences may share one automaton: each starts at ``ROOT`` and keeps its own last state.
     """
 
-    __slots__ = ("_extra_before", "_extra_tokens", "_extras", "_last_extra", "_targets", "_tokens", "ends", "lengths",
-                 "links", "num_states")  # fmt: skip
+    __slots__ = ("_columns", "_extra_before", "_extra_tokens", "_extras", "_last_extra", "_records", "_targets",
+                 "_tokens", "ends", "lengths", "links", "num_states")  # fmt: skip
+
+    _BLANK: ClassVar = array("i", (0, NO_STATE, -1, _NO_TOKEN, NO_STATE, _NO_EXTRA))
+    """The record of a state, as ``ROOT``'s is at first."""
+
+    lengths: memoryview[int]
+    links: memoryview[int]
+    ends: memoryview[int]
+    # The first transition of a state lies in these two ...
+    _tokens: memoryview[int]
+    _targets: memoryview[int]
+    # ... the others in one dictionary, chained per state so that a clone can copy them.
+    _last_extra: memoryview[int]
 
     def __init__(self) -> None:
         self.num_states = 1
-        # The arrays are longer: room is made for many states at a time.
-        self.lengths = array("i", (0,))
-        self.links = array("i", (NO_STATE,))
-        self.ends = array("i", (-1,))
-        # The first transition of a state lies in these two ...
-        self._tokens = array("i", (_NO_TOKEN,))
-        self._targets = array("i", (NO_STATE,))
-        # ... the others in one dictionary, chained per state so that a clone can copy them.
+        # There are more records than states: room is made for many at a time.
+        self._records = self._BLANK[:]
+        self._columns: tuple[memoryview[int], ...] = ()
         self._extras: dict[int, int] = {}
         self._extra_tokens = array("i")
         self._extra_before = array("i")
-        self._last_extra = array("i", (_NO_EXTRA,))
+        self._look_at_columns()
 
     def next_state(self, state: int, token_id: int) -> int:
         """The state after ``token_id``, ``NO_STATE`` where no indexed text goes on so."""
@@ -132,74 +139,90 @@ class SuffixAutomaton:
         time in periodic texts, where there are more; the others keep an older end.
         """
         # In one piece and with local names, since this is most of what a proposer's index costs.
+        if self.num_states + 2 * len(token_ids) > len(self.lengths):
+            self.reserve(len(token_ids))
         lengths, links, ends, tokens, targets = self.lengths, self.links, self.ends, self._tokens, self._targets
-        extras, last_extra = self._extras, self._last_extra
+        others, before, last_extra = self._extra_tokens, self._extra_before, self._last_extra
+        setdefault, clone = self._extras.setdefault, self._clone
+        moves_ends = last_end != _FIRST
+        new, length = self.num_states, lengths[last]
+        longest = NO_STATE  # if ``last`` is new, its longest ending that occurs elsewhere
         for end, token_id in enumerate(token_ids, start):
-            if last_end != _FIRST:
-                state = last
-                for _ in _MOVED:
-                    if state <= ROOT:
-                        break
-                    ends[state] = last_end
-                    state = links[state]
-                last_end = end
-            new = self.num_states
-            found = NO_STATE
+            length += 1
             state = last
+            if longest != NO_STATE:  # nothing goes on from a new state yet
+                tokens[last], targets[last] = token_id, new
+                state = longest
+            found = NO_STATE
             while state != NO_STATE:
                 first = tokens[state]
                 if first == token_id:
                     found = targets[state]
                     break
                 if first == _NO_TOKEN:
-                    tokens[state] = token_id
-                    targets[state] = new
+                    tokens[state], targets[state] = token_id, new
                 else:
-                    key = state << _STATE_SHIFT | token_id
-                    known = extras.get(key)
-                    if known is not None:
+                    known = setdefault(state << _STATE_SHIFT | token_id, new)
+                    if known != new:
                         found = known
                         break
-                    extras[key] = new
-                    self._extra_before.append(last_extra[state])
-                    last_extra[state] = len(self._extra_tokens)
-                    self._extra_tokens.append(token_id)
+                    before.append(last_extra[state])
+                    last_extra[state] = len(others)
+                    others.append(token_id)
+                if moves_ends:
+                    ends[state] = last_end
                 state = links[state]
+            if moves_ends:  # also of the endings that went on so before
+                shorter = state
+                for _ in _MOVED:
+                    if shorter <= ROOT:
+                        break
+                    ends[shorter] = last_end
+                    shorter = links[shorter]
+                last_end = end
             if state == last:  # another sequence already went this way
-                last = found if lengths[found] == lengths[last] + 1 else self._clone(last, token_id, found)
+                last, longest = found, NO_STATE
+                if lengths[found] != length:
+                    last = clone(state, token_id, found, new, length)
+                    new += 1
                 continue
-            if new + 2 > len(lengths):
-                self._make_room()
-            self.num_states = new + 1
-            lengths[new] = lengths[last] + 1
-            ends[new] = end
             last = new
-            if found == NO_STATE:
-                links[new] = ROOT
-            elif lengths[found] == lengths[state] + 1:
-                links[new] = found
-            else:
-                links[new] = self._clone(state, token_id, found)
+            new += 1
+            longest = ROOT
+            if found != NO_STATE:
+                length_found = lengths[state] + 1
+                longest = found
+                if lengths[found] != length_found:
+                    longest = clone(state, token_id, found, new, length_found)
+                    new += 1
+            lengths[last], links[last], ends[last] = length, longest, end
+        self.num_states = new
         return last
 
-    def _make_room(self) -> None:
-        """For more states, which have no transition yet: a quarter more than there are."""
-        more = array("i", (-1,)) * (16 + len(self.lengths) // 4)
-        for values in (self.lengths, self.links, self.ends, self._tokens, self._targets, self._last_extra):
-            values.extend(more)
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for so many more tokens, and more at a time. Columns that were fetched before are void then."""
+        num_records = len(self.lengths)
+        num_missing = self.num_states + 2 * num_tokens - num_records
+        if num_missing > 0:
+            for column in self._columns:
+                column.release()
+            self._records.extend(self._BLANK * max(num_missing, 16 + num_records // 4))
+            self._look_at_columns()
 
-    def _clone(self, state: int, token_id: int, original: int) -> int:
-        """Split the endings that ``state`` and ``token_id`` make off ``original``; returns their own state."""
+    def _look_at_columns(self) -> None:
+        num_columns = len(self._BLANK)
+        records = memoryview(self._records)
+        self._columns = tuple(records[column::num_columns] for column in range(num_columns))
+        self.lengths, self.links, self.ends, self._tokens, self._targets, self._last_extra = self._columns[:6]
+
+    def _clone(self, state: int, token_id: int, original: int, clone: int, length: int) -> int:
+        """Split the endings that ``state`` and ``token_id`` make off ``original``: they become ``clone``, which is
+        returned, of ``length``."""
         links, tokens, targets, extras = self.links, self._tokens, self._targets, self._extras
-        clone = self.num_states
-        if clone == len(links):
-            self._make_room()
-        self.num_states = clone + 1
-        self.lengths[clone] = self.lengths[state] + 1
-        links[clone] = links[original]
+        self.lengths[clone] = length
         self.ends[clone] = self.ends[original]
-        tokens[clone] = tokens[original]
-        targets[clone] = targets[original]
+        links[clone], links[original] = links[original], clone
+        tokens[clone], targets[clone] = tokens[original], targets[original]
         extra = self._last_extra[original]
         while extra != _NO_EXTRA:
             copied = self._extra_tokens[extra]
@@ -208,7 +231,6 @@ class SuffixAutomaton:
             self._last_extra[clone] = len(self._extra_tokens)
             self._extra_tokens.append(copied)
             extra = self._extra_before[extra]
-        links[original] = clone
         while state != NO_STATE:
             if tokens[state] == token_id:
                 if targets[state] != original:
@@ -231,9 +253,9 @@ class CountingAutomaton(SuffixAutomaton):
 
     __slots__ = ("counts",)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = array("i", (0,))
+    _BLANK = array("i", (*SuffixAutomaton._BLANK, 0))
+
+    counts: memoryview[int]
 
     def extend_newest(self, last: int, token_ids: Sequence[int], start: int, last_end: int) -> int:
         """See :meth:`SuffixAutomaton.extend_newest`; counts what it moves."""
@@ -272,15 +294,13 @@ class CountingAutomaton(SuffixAutomaton):
             state = after
         return len(token_ids)
 
-    def _make_room(self) -> None:
-        num_before = len(self.lengths)
-        super()._make_room()
-        self.counts.extend(array("i", (0,)) * (len(self.lengths) - num_before))
+    def _look_at_columns(self) -> None:
+        super()._look_at_columns()
+        self.counts = self._columns[-1]
 
-    def _clone(self, state: int, token_id: int, original: int) -> int:
-        clone = super()._clone(state, token_id, original)
+    def _clone(self, state: int, token_id: int, original: int, clone: int, length: int) -> int:
         self.counts[clone] = self.counts[original]
-        return clone
+        return super()._clone(state, token_id, original, clone, length)
 
 
 class SequenceIndex:
@@ -312,6 +332,7 @@ class SequenceIndex:
         if new_ids and min(new_ids) < 0:
             raise ValueError(f"token id {min(new_ids)} is negative; ids run from 0 to 2**31 - 1")
         automaton, cap = self._automaton, self._max_match
+        automaton.reserve(len(new_ids))
         lengths, links, extend = automaton.lengths, automaton.links, automaton.extend
         last, match = self._last, self._match
         for end, token_id in enumerate(new_ids, len(self._token_ids)):

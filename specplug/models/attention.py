@@ -100,8 +100,9 @@ def attend(
     scaling: float | None,
 ) -> torch.Tensor:
     """Attention of a layer of this ``kind``: ``query`` ``[T, heads, dim]`` over the cache's buffers, same shape out."""
-    outputs = [_attend(segment, query, key, value, scaling) for segment in step.kinds[kind].segments]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    packed = query.to(key.dtype)
+    outputs = [_attend(segment, packed, key, value, scaling) for segment in step.kinds[kind].segments]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(query.dtype)
 
 
 def _refuse_unhandled(kwargs: dict[str, Any], dropout: float, is_causal: bool) -> None:
@@ -146,7 +147,11 @@ def _attend(
         queries = packed[segment.token_start : segment.token_stop]
     else:
         queries = packed.index_select(0, segment.gather)
-    if num_groups == 1 or width <= _MAX_FOLDED_WIDTH or packed.device.type != "cpu":
+    if width == 1:
+        folded = queries.reshape(num_rows, num_kv_heads, num_groups, -1)
+        mask = segment.mask(num_groups, packed.dtype)
+        attended = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+    elif num_groups == 1 or width <= _MAX_FOLDED_WIDTH or packed.device.type != "cpu":
         folded = queries.reshape(num_rows, width, num_kv_heads, num_groups, -1).permute(0, 2, 3, 1, 4)
         folded = folded.reshape(num_rows, num_kv_heads, num_groups * width, -1)
         mask = segment.mask(num_groups, packed.dtype)

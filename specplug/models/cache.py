@@ -52,23 +52,25 @@ class _Moves:
 class RaggedLayer(CacheLayerMixin):
     """One layer's buffers. Driven by :class:`RaggedCache`, which holds what all layers share."""
 
-    def __init__(self, kind: LayerKind, num_rows: int) -> None:
+    def __init__(self, kind: LayerKind, num_rows: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind = kind
         self.is_sliding = kind.window is not None
         self.num_rows = num_rows
+        self.kept_dtype = dtype
         self.capacity = min(_INITIAL_CAPACITY, kind.size)
         self.step: StepPlan | None = None
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate zeroed buffers with the heads, dtype and device of the first states ``[T, heads, dim]``."""
+        """Allocate zeroed buffers with the heads, device and, unless set, dtype of the first states."""
         self.keys = self._blank(key_states)
         self.values = self._blank(value_states)
         self.is_initialized = True
 
     def _blank(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_zeros(self.num_rows, like.shape[1], self.capacity, like.shape[-1])
+        shape = (self.num_rows, like.shape[1], self.capacity, like.shape[-1])
+        return torch.zeros(shape, dtype=self.kept_dtype or like.dtype, device=like.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -88,9 +90,9 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers()
-        for buffer, states in ((keys, key_states), (values, value_states)):
-            index = step.kinds[self.kind].flat_slots(buffer.shape[1], self.capacity)
-            buffer.view(-1, buffer.shape[-1]).index_copy_(0, index, states.reshape(-1, buffer.shape[-1]))
+        places = step.kinds[self.kind].places
+        places.write(keys, key_states)
+        places.write(values, value_states)
         return keys, values
 
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -154,14 +156,18 @@ class RaggedCache(Cache):
         max_model_len: int,
         max_query_tokens: int,
         device: torch.device,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """``windows``: one entry per layer, its sliding window or None for full attention."""
+        """``windows``: one entry per layer, its sliding window or None for full attention.
+
+        ``dtype``: what entries are kept and attended in; by default as they come.
+        """
         sizes = {
             window: max_model_len if window is None else min(max_model_len, window + max_query_tokens - 1)
             for window in windows
         }
         self.kinds = tuple(LayerKind(window, size) for window, size in sizes.items())
-        self.ragged_layers = [RaggedLayer(LayerKind(window, sizes[window]), max_num_seqs) for window in windows]
+        self.ragged_layers = [RaggedLayer(LayerKind(window, sizes[window]), max_num_seqs, dtype) for window in windows]
         super().__init__(layers=list(self.ragged_layers))
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["KindPlan", "LayerKind", "Segment", "StepPlan", "plan_step", "split_rows"]
+__all__ = ["KindPlan", "LayerKind", "Places", "Segment", "StepPlan", "plan_step", "split_rows"]
 
 _MAX_SEGMENT_ROWS = 32
 """Bounds the search for segments to 32 candidates per row; a batch of equal rows is never split by it."""
@@ -82,25 +82,49 @@ class Segment:
         return mask
 
 
+class Places(Protocol):
+    """Where a step's entries go in the buffers of a layer."""
+
+    def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
+        """Put the packed ``states`` ``[T, heads, dim]`` into ``buffer`` ``[rows, heads, capacity, dim]``."""
+
+
 @dataclass(slots=True)
-class KindPlan:
-    """What the layers of one kind share in a step."""
+class _OneRun:
+    """Slots ``start`` to ``stop`` of one row."""
+
+    row: int
+    start: int
+    stop: int
+
+    def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
+        buffer[self.row, :, self.start : self.stop].copy_(states.transpose(0, 1))
+
+
+@dataclass(slots=True)
+class _Scattered:
+    """``[T]`` each: the row of each packed token, and the slot that it is written to."""
 
     rows: torch.Tensor
-    """``[T]``: the row of each packed token."""
     slots: torch.Tensor
-    """``[T]``: the slot that each packed token is written to."""
-    segments: list[Segment]
     _flat: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
-    def flat_slots(self, num_heads: int, capacity: int) -> torch.Tensor:
-        """``[T * num_heads]``: where the entries go in a buffer ``[rows, num_heads, capacity]`` laid out flat."""
+    def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
+        _, num_heads, capacity, size = buffer.shape
         flat = self._flat.get((num_heads, capacity))
         if flat is None:
             heads = torch.arange(num_heads, device=self.rows.device)
             flat = ((self.rows[:, None] * num_heads + heads) * capacity + self.slots[:, None]).reshape(-1)
             self._flat[num_heads, capacity] = flat
-        return flat
+        buffer.view(-1, size).index_copy_(0, flat, states.reshape(-1, size).to(buffer.dtype))
+
+
+@dataclass(slots=True)
+class KindPlan:
+    """What the layers of one kind share in a step."""
+
+    places: Places
+    segments: list[Segment]
 
 
 @dataclass(slots=True)
@@ -334,6 +358,8 @@ def plan_step(
 
     ``trees``: row -> the tree that its last ``len(tree)`` tokens form on the token before them.
     """
+    if len(lengths) == 1 and not trees and _is_unbroken(lengths[0] + num_query_tokens[0], kinds):
+        return _plan_one_row(lengths[0], num_query_tokens[0], kinds, device)
     planner = _Planner(lengths, num_query_tokens, device, trees or {})
     positions = planner.upload.add(planner.positions)
     token_positions = planner.upload.add(planner.token_positions()) if trees else positions
@@ -347,10 +373,24 @@ def plan_step(
         position_ids=sent[token_positions][None],
         kinds={
             kind: KindPlan(
-                rows=sent[rows],
-                slots=sent[slots[kind]],
+                places=_Scattered(sent[rows], sent[slots[kind]]),
                 segments=[planner.finish(part, sent, kind) for part in parts[kind]],
             )
             for kind in kinds
         },
     )
+
+
+def _is_unbroken(length: int, kinds: Sequence[LayerKind]) -> bool:
+    """Whether a row of this length sees all of itself in every layer, position p in slot p."""
+    return all(length <= (kind.size if kind.window is None else min(kind.size, kind.window)) for kind in kinds)
+
+
+def _plan_one_row(length: int, count: int, kinds: Sequence[LayerKind], device: torch.device) -> StepPlan:
+    """The plan for a row alone, all layers alike: what every token of a small draft has to wait for."""
+    stop = length + count
+    segment = Segment(0, 1, 0, count, width=count, span=stop)
+    if count > 1:
+        segment.hidden = torch.ones(1, count, stop, dtype=torch.bool, device=device).triu_(length + 1)
+    plan = KindPlan(_OneRun(0, length, stop), [segment])
+    return StepPlan(torch.arange(length, stop, device=device)[None], dict.fromkeys(kinds, plan))

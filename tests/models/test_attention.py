@@ -83,6 +83,28 @@ def test_random_ragged_steps_with_rollbacks(steps: list[list[int]], window: int 
             packed.rollback(row, min(rejected, count))
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.sampled_from([None, 1, 5, 30]), st.integers(0, 3))
+def test_random_steps_of_a_row_alone(steps: list[int], window: int | None, rejected: int) -> None:
+    packed = Packed(1, window, max_query_tokens=9)
+    for count in steps:
+        found, expected = packed.step([count])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        packed.rollback(0, min(rejected, count))
+
+
+@pytest.mark.parametrize("counts", [[1], [3]])
+def test_a_row_alone_is_planned_as_beside_an_idle_one(counts: list[int]) -> None:
+    kinds = [LayerKind(None, 64), LayerKind(30, 40)]
+    alone, beside = plan_step([20], counts, kinds, CPU), plan_step([20, 7], [*counts, 0], kinds, CPU)
+    assert torch.equal(alone.position_ids, beside.position_ids)
+    for kind in kinds:
+        (one,), (other,) = alone.kinds[kind].segments, beside.kinds[kind].segments
+        masks = one.mask(2, torch.float32), other.mask(2, torch.float32)
+        assert masks == (None, None) if counts == [1] else torch.equal(*masks)
+        assert (one.token_start, one.token_stop, one.span) == (other.token_start, other.token_stop, other.span)
+
+
 def test_the_comparison_notices_a_missing_window() -> None:
     packed = Packed(1, None)
     packed.window = 5

@@ -11,7 +11,7 @@ import torch
 
 from specplug.models.cache import RaggedCache
 from specplug.models.runner import TargetRunner
-from specplug.models.step_plan import LayerKind, plan_step
+from specplug.models.step_plan import LayerKind, StepPlan, plan_step
 from specplug.testing.architectures import SUPPORTED_ARCHITECTURES, VOCAB_SIZE, plain_logits, tiny_model
 from specplug.trees import Tree, chain_parents, tree_of
 
@@ -138,6 +138,13 @@ def test_a_batch_of_trees_equals_each_alone(make_runner: MakeRunner) -> None:
         torch.testing.assert_close(found[row], logits, **TOLERANCE)
 
 
+def written(plan: StepPlan, kind: LayerKind) -> torch.Tensor:
+    """``[rows, slots]``: which of the step's tokens goes there, -1 for none."""
+    buffer = torch.full((3, 1, 64, 1), -1.0)
+    plan.kinds[kind].places.write(buffer, torch.arange(plan.position_ids.numel()).view(-1, 1, 1).float())
+    return buffer[:, 0, :, 0]
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_tree_of_width_1_is_planned_as_the_chain(window: int | None) -> None:
     kind = LayerKind(window, 64 if window is None else 12)
@@ -146,7 +153,7 @@ def test_a_tree_of_width_1_is_planned_as_the_chain(window: int | None) -> None:
     trees = {0: tree_of(chain_parents(3)), 1: tree_of(chain_parents(2)), 2: tree_of(chain_parents(1))}
     tree = plan_step(lengths, counts, [kind], CPU, trees)
     assert torch.equal(chain.position_ids, tree.position_ids)
-    assert torch.equal(chain.kinds[kind].slots, tree.kinds[kind].slots)
+    assert torch.equal(written(chain, kind), written(tree, kind))
     for one, other in zip(chain.kinds[kind].segments, tree.kinds[kind].segments, strict=True):
         assert one.hidden is not None and other.hidden is not None
         assert torch.equal(one.hidden, other.hidden)
@@ -165,7 +172,7 @@ def test_siblings_share_a_position_and_take_slots_of_their_own() -> None:
     kind = LayerKind(None, 64)
     plan = plan_step([5], [5], [kind], CPU, {0: tree_of((-1, -1, 0, 1))})
     assert plan.position_ids.tolist() == [[5, 6, 6, 7, 7]]
-    assert plan.kinds[kind].slots.tolist() == [5, 6, 7, 8, 9]
+    assert written(plan, kind)[0, 4:11].tolist() == [-1, 0, 1, 2, 3, 4, -1]
     (segment,) = plan.kinds[kind].segments
     assert segment.hidden is not None
     assert (~segment.hidden[0, :, 5:]).int().tolist() == [
@@ -191,7 +198,8 @@ def filled(windows: list[int | None], counts: list[int]) -> RaggedCache:
         now = [min(count, 8) for count in left]
         left = [count - part for count, part in zip(left, now, strict=True)]
         step = cache.begin(now)
-        values = step.position_ids[0] + 100.0 * step.kinds[cache.kinds[0]].rows
+        rows = torch.arange(len(now)).repeat_interleave(torch.tensor(now))
+        values = step.position_ids[0] + 100.0 * rows
         states = values[None, None, :, None].expand(1, 2, -1, 4)
         for index in range(len(cache)):
             cache.update(states, -states, index)

@@ -125,13 +125,25 @@ def _t_quantile(degrees: int) -> float:
 # --- files ----------------------------------------------------------------------------------------------------
 
 
-def write_csv(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Write ``benchmarks/results/<name>.csv``; the columns are those of all rows, in order of appearance."""
+def write_csv(name: str, rows: Sequence[Mapping[str, object]], *, key: Sequence[str] = ()) -> Path:
+    """Write ``benchmarks/results/<name>.csv``; the columns are those of all rows, in order of appearance.
+
+    ``key``: columns that tell rows apart. Rows that are there already stay, unless a new one replaces them: what is
+    measured in pieces ends in one file.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.csv"
+    if key and path.is_file():
+        new = {_key_of(row, key) for row in rows}
+        with path.open(newline="", encoding="utf-8") as found:
+            rows = [*(row for row in csv.DictReader(found) if _key_of(row, key) not in new), *rows]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     with path.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, columns)
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def _key_of(row: Mapping[str, object], key: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(row.get(column, "")) for column in key)

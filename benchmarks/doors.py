@@ -1,9 +1,11 @@
 """Our proposers inside vLLM, beside vLLM's own; and what the door itself costs.
 
-    python benchmarks/doors.py [PART ...] --vllm PYTHON [--model FOLDER] [--pairs 8]
+    python benchmarks/doors.py [PART ...] --vllm PYTHON [--model FOLDER] [--pairs 8] [--batch 1 8]
+        [--against suffix ngram]
 
 Parts: ``vllm`` (edit prompts at batch 1 and 8, our suffix through the door against vLLM's suffix, which needs
-arctic-inference, and against its n-gram; both sides eager on the CPU), ``vllm_step`` (milliseconds that the door adds
+arctic-inference, and against its n-gram; both sides eager on the CPU; one batch against one method takes two or three
+minutes, and rows of other runs stay in the file), ``vllm_step`` (milliseconds that the door adds
 to a step of 64 requests: following them, reading what was accepted, hooks and checks, around a proposer that costs
 nothing; needs no vLLM). Runs repeat prompts, so nothing is shared between requests, on either side. Pairs,
 intervals and result files as in ``benchmarks/host.py``.
@@ -11,6 +13,7 @@ intervals and result files as in ``benchmarks/host.py``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -25,6 +28,7 @@ from peers.client import Peer
 
 OUR_LENGTH, VLLM_LENGTH = 32, 24
 """Draft lengths of the suffix methods: the defaults of both sides."""
+BARS = {1: 1.15, 8: 1.1}
 NUM_ROWS, NUM_TOKENS, NUM_DRAFT_TOKENS, NUM_STEPS = 64, 1000, 8, 200
 
 
@@ -35,13 +39,12 @@ def vllm(bench: Bench) -> Iterator[Row]:
     own = json.dumps({"specplug": {"suffix_decoding_max_cached_requests": 0}})
     door = ("--method", "specplug_suffix.vllm.SuffixProposer", "--additional-config", own)
     with vllm_peer(bench, "specplug suffix in vllm", OUR_LENGTH, *door) as ours:
-        with vllm_peer(bench, "vllm suffix", VLLM_LENGTH, "--method", "suffix") as theirs:
-            for batch, bar in ((1, 1.15), (8, 1.1)):
-                row = bench.pairs(ours, theirs, bench.some("edit", batch), batch)
-                yield {"kind": "edit", "at_least": bar} | row
-        for batch, length in VLLM_LENGTHS.items():
-            with vllm_peer(bench, f"vllm ngram K={length}", length, "--method", "ngram") as theirs:
-                yield {"kind": "edit"} | bench.pairs(ours, theirs, bench.some("edit", batch), batch)
+        for method in bench.args.against:
+            for batch in bench.args.batch:
+                length = VLLM_LENGTH if method == "suffix" else VLLM_LENGTHS[batch]
+                with vllm_peer(bench, f"vllm {method} K={length}", length, "--method", method) as theirs:
+                    row = bench.pairs(ours, theirs, bench.some("edit", batch), batch)
+                yield {"kind": "edit", "at_least": BARS[batch] if method == "suffix" else ""} | row
 
 
 def vllm_peer(bench: Bench, label: str, k: int, *options: str) -> Peer:
@@ -124,5 +127,11 @@ def _instant_proposer() -> Any:
 PARTS: Parts = {"vllm": vllm, "vllm_step": vllm_step}
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", nargs="+", type=int, choices=BARS, default=list(BARS))
+    methods = ("suffix", "ngram")
+    parser.add_argument("--against", nargs="+", choices=methods, default=methods, help="methods of vLLM's own")
+
+
 if __name__ == "__main__":
-    run_parts("doors", __doc__, PARTS, tokens=96)
+    run_parts("doors", __doc__, PARTS, tokens=96, options=_options, key=("batch", "first", "second"))

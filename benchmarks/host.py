@@ -249,8 +249,12 @@ def run_parts(
     tokens: int,
     pairs: int = 8,
     options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None,
+    key: Sequence[str] = (),
 ) -> None:
-    """The command line of a benchmark in parts, with its own ``options``; rows go to ``results/<name>_<part>.csv``."""
+    """The command line of a benchmark in parts, with its own ``options``; rows go to ``results/<name>_<part>.csv``.
+
+    ``key``: as in ``write_csv``.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all)")
     parser.add_argument("--model", help="folder of the model; default: the demo model")
@@ -270,7 +274,7 @@ def run_parts(
     bench = Bench(args)
     for part in args.parts or parts:
         print(f"{part}:", flush=True)
-        print(f"  -> {write_csv(f'{name}_{part}', list(parts[part](bench)))}", flush=True)
+        print(f"  -> {write_csv(f'{name}_{part}', list(parts[part](bench)), key=key)}", flush=True)
 
 
 if __name__ == "__main__":

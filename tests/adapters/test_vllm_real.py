@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -285,7 +286,9 @@ def serving(
     more |= {"PYTHONPATH": os.pathsep.join((str(HERE), str(_named_vllm(tmp_path))))}
     log = tmp_path / "server.log"
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environment(**more), cwd=HERE)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, text=True, env=environment(**more), cwd=HERE, start_new_session=True
+        )
     try:
         server = Server(port, process, log, model)
         server.wait()
@@ -294,8 +297,9 @@ def serving(
         process.terminate()
         try:
             process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        except subprocess.TimeoutExpired:  # its engine and workers are processes of their own
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _named_vllm(folder: Path) -> Path:

@@ -6,8 +6,8 @@ Parts: ``overhead`` (milliseconds of a step outside the target's forward, 6 toke
 transformers' generate: batch 1, and batch 8 with prompts of mixed length, left-padded there), ``ngram`` (edit prompts,
 each engine at its best setting, against transformers' prompt lookup and, given its environment's Python, vLLM's
 n-gram), ``freeform`` (n-gram against our own plain decoding on chat and HumanEval prompts). Engines run in their own
-processes and in turn (A B A B ...); each ratio is of neighbouring runs, with the 95 % interval of its mean. Rows go to
-``benchmarks/results/host_<part>.csv``.
+processes and in turn (A B A B, then both anew); each ratio is of neighbouring runs, with the 95 % interval of its mean.
+Rows go to ``benchmarks/results/host_<part>.csv``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from prompts import benchmark_prompts, checksum
 
 Row = dict[str, Any]
 
+PAIRS_A_PROCESS = 2
 EXTRA_DRAFT_TOKENS = 5
 OVERHEAD_STEPS = 60
 NGRAM_LENGTHS = {1: (12, 16, 24), 8: (5, 8)}
@@ -60,13 +61,11 @@ class Bench:
 
     def pairs(self, first: Peer, second: Peer, prompts: Sequence[str], batch: int) -> Row:
         """Run both in turn; the ratio is first to second."""
-        for peer in (first, second):
-            peer.run(prompts[:batch], 8, batch)
-            self.versions |= peer.about["versions"]
-        load = wait_until_idle()
         ones: list[Timed] = []
         twos: list[Timed] = []
-        for _ in range(self.args.pairs):
+        for number in range(self.args.pairs):
+            if number % PAIRS_A_PROCESS == 0:
+                load = self.warm_up((first, second), prompts, batch, is_fresh=number == 0)
             ones.append(first.run(prompts, self.args.tokens, batch))
             twos.append(second.run(prompts, self.args.tokens, batch))
         ratio = paired_ratio([run.tokens_per_s for run in ones], [run.tokens_per_s for run in twos])
@@ -87,6 +86,15 @@ class Bench:
             "pairs": ratio.num_pairs,
             **circumstances(load, **self.versions),
         }
+
+    def warm_up(self, peers: Sequence[Peer], prompts: Sequence[str], batch: int, *, is_fresh: bool) -> float:
+        """Make the peers ready, restarted unless ``is_fresh``; returns the load of the machine."""
+        for peer in peers:
+            if not is_fresh:
+                peer.restart()
+            peer.run(prompts[:batch], 8, batch)
+            self.versions |= peer.about["versions"]
+        return wait_until_idle()
 
     def best(self, peers: Sequence[Peer], prompts: Sequence[str], batch: int) -> Peer:
         """The fastest of several settings, two runs each, in turn."""

@@ -39,8 +39,12 @@ class Peer:
 
     def __init__(self, label: str, script: str, options: Sequence[str], *, python: str | None = None) -> None:
         self.label = label
+        self._command = [python or sys.executable, str(HERE / script), *options]
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
-            [python or sys.executable, str(HERE / script), *options],
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -56,6 +60,11 @@ class Peer:
             raise SystemExit(f"the peer {self.label} ended early; run its script by hand to see why")
         found: dict[str, Any] = json.loads(line)
         return found
+
+    def restart(self) -> None:
+        """A fresh process: where its memory lies can make one several percent faster than the next."""
+        self._stop()
+        self._start()
 
     def _ask(self, prompts: Sequence[str], n_tokens: int) -> dict[str, Any]:
         self._requests.write(json.dumps({"prompts": list(prompts), "n_tokens": n_tokens}) + "\n")
@@ -80,6 +89,9 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         self._requests.close()
         try:
             self._process.wait(timeout=30)

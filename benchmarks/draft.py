@@ -6,9 +6,11 @@ Parts: ``tiny`` (a draft of about 5 million parameters with the demo model at ba
 with the target's vocabulary and with its own: cost of a draft token in target forwards, at most 0.08; speed-up over
 plain decoding, and that over the speed-up which the measured acceptance and times predict, at least 0.9) , ``pair``
 (Gemma 3 270M drafted for by SmolLM2 135M and the reverse: mean acceptance length by sampling beside transformers'
-sampled path at a constant draft length, and its greedy path) and ``likelihood`` (the target's mean -log p of tokens
-sampled plainly, by us and by transformers across vocabularies: an exact method leaves it where plain sampling has
-it, so acceptance lengths compare only where it does). The tiny drafts are those of ``train_tiny_draft.py``.
+sampled path at a constant draft length, and its greedy path; a piece of it, ``--pair-target gemma3-270m
+--pair-sampling greedy``, takes a minute, and rows of other pieces stay in the file) and ``likelihood`` (the target's
+mean -log p of tokens sampled plainly, by us and by transformers across vocabularies: an exact method leaves it where
+plain sampling has it, so acceptance lengths compare only where it does). The tiny drafts are those of
+``train_tiny_draft.py``.
 Runs take turns (A B A B ...); rows go to ``benchmarks/results/draft_<part>.csv``.
 
 Predicted, after Leviathan et al. (2023) with measured times: emitted tokens a step x time of a plain forward / (time of
@@ -241,55 +243,56 @@ def _shown(row: Row) -> str:
 
 
 def pair(bench: Bench) -> Iterator[Row]:
-    """Mean acceptance length by sampling, ours and transformers', on the same prompts at a constant draft length."""
-    gemma, smol = bench.args.gemma, bench.args.model
-    for target, draft, label in (
-        (gemma, smol, "gemma3-270m <- smollm2-135m"),
-        (smol, gemma, "smollm2-135m <- gemma3-270m"),
-    ):
-        prompts = [*bench.prompts["humaneval"][: bench.args.prompts], *bench.prompts["chat"][: bench.args.prompts]]
-        load = wait_until_idle(most_s=20.0)
-        found = _lengths(bench, target, draft, prompts)
-        for temperature, (ours, others) in found.items():
+    """Mean acceptance length, ours and transformers', on the same prompts at a constant draft length.
+
+    Counts of tokens and forwards, not times: no other load can change them.
+    """
+    folders = {"gemma3-270m": bench.args.gemma, "smollm2-135m": bench.args.model}
+    prompts = [*bench.prompts["humaneval"][: bench.args.prompts], *bench.prompts["chat"][: bench.args.prompts]]
+    for target in bench.args.pair_target:
+        (draft,) = folders.keys() - {target}
+        for sampling in bench.args.pair_sampling:
+            ours, others = _lengths(bench, folders[target], folders[draft], prompts, sampling)
             ratio = paired_ratio(ours, others)
             row = {
-                "pair": label,
-                "sampling": "temperature 1" if temperature else "greedy",
+                "pair": f"{target} <- {draft}",
+                "sampling": sampling,
                 "k": PAIR_LENGTH,
                 "unit": "tokens per target forward",
                 "ours": f"{statistics.fmean(ours):.3f}",
                 "transformers": f"{statistics.fmean(others):.3f}",
                 **_columns("ratio", ratio),
                 "runs": len(ours),
-                **bench.about(load),
+                **bench.about(float("nan")),
             }
-            print(f"  {label}, {row['sampling']}: ours {row['ours']}, transformers {row['transformers']}, "
+            print(f"  {row['pair']}, {sampling}: ours {row['ours']}, transformers {row['transformers']}, "
                   f"ratio {ratio}", flush=True)  # fmt: skip
             yield row
 
 
-Lengths = tuple[list[float], list[float]]
-
-
-def _lengths(bench: Bench, target: str, draft: str, prompts: Sequence[str]) -> dict[float, Lengths]:
-    """Temperature -> mean acceptance lengths per run, ours and theirs: prompts x seeds sampled, prompts greedy."""
-    config = {"method": "draft_model", "model": draft, "use_heterogeneous_vocab": True}
-    found: dict[float, Lengths] = {}
-    for temperature, how in ((1.0, "probabilistic"), (0.0, "greedy")):
-        keys = {"num_speculative_tokens": PAIR_LENGTH, "draft_sample_method": how}
-        engine, theirs = Engine("pair", target, config | keys), Assisted(target, draft)
-        ours: list[float] = []
-        others: list[float] = []
-        for seed in range(bench.args.seeds if temperature else 1):
-            for prompt in prompts:
-                params = SamplingParams(
-                    temperature=temperature, max_tokens=bench.args.pair_tokens, ignore_eos=True, seed=seed
-                )
-                ours.append(engine.run([prompt], params).tokens_per_step)
-                others.append(theirs.run(prompt, bench.args.pair_tokens, temperature, seed))
-        engine.close()
-        found[temperature] = (ours, others)
-    return found
+def _lengths(
+    bench: Bench, target: str, draft: str, prompts: Sequence[str], sampling: str
+) -> tuple[list[float], list[float]]:
+    """Mean acceptance lengths per run, ours and theirs: prompts x seeds sampled, prompts greedy."""
+    is_sampled = sampling == "sampled"
+    config = {
+        "method": "draft_model",
+        "model": draft,
+        "use_heterogeneous_vocab": True,
+        "num_speculative_tokens": PAIR_LENGTH,
+        "draft_sample_method": "probabilistic" if is_sampled else "greedy",
+    }
+    engine, theirs = Engine("pair", target, config), Assisted(target, draft)
+    ours: list[float] = []
+    others: list[float] = []
+    num_tokens, temperature = bench.args.pair_tokens, 1.0 if is_sampled else 0.0
+    for seed in range(bench.args.seeds if is_sampled else 1):
+        params = SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed)
+        for prompt in prompts:
+            ours.append(engine.run([prompt], params).tokens_per_step)
+            others.append(theirs.run(prompt, num_tokens, temperature, seed))
+    engine.close()
+    return ours, others
 
 
 class Assisted:
@@ -405,6 +408,8 @@ class Scorer:
 # --- the command line ---------------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {"tiny": tiny, "pair": pair, "likelihood": likelihood}
+KEYS = {"pair": ("pair", "sampling")}
+"""Columns that tell apart the rows of what is measured in pieces."""
 
 
 def main() -> None:
@@ -419,6 +424,8 @@ def main() -> None:
     parser.add_argument("--pair-tokens", type=int, default=24, help="tokens generated per prompt in part pair")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind")
     parser.add_argument("--seeds", type=int, default=2, help="sampled runs of each prompt in part pair")
+    for option, choices in (("target", ("gemma3-270m", "smollm2-135m")), ("sampling", ("sampled", "greedy"))):
+        parser.add_argument(f"--pair-{option}", nargs="+", choices=choices, default=choices, help="a piece of pair")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     unknown = set(args.parts) - set(PARTS)
@@ -437,7 +444,7 @@ def main() -> None:
     bench = Bench(args)
     for part in wanted:
         print(f"{part}:", flush=True)
-        print(f"  -> {write_csv(f'draft_{part}', list(PARTS[part](bench)))}", flush=True)
+        print(f"  -> {write_csv(f'draft_{part}', list(PARTS[part](bench)), key=KEYS.get(part, ()))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,78 +2,48 @@
 
     python benchmarks/hidden_states.py [--model FOLDER] [--pairs 8] [--tokens 64]
 
-Both engines run in their own processes and in turn (A B A B ...); the ratio is of neighbouring runs, with the 95 %
-interval of its mean. The bar: at least 0.95 of plain decoding. Rows go to ``benchmarks/results/hidden_states.csv``.
+Chat prompts, batch 1 and 8, as in ``host.py``. The bar: at least 0.95 of plain decoding. Rows go to
+``benchmarks/results/hidden_states_decoding.csv``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import statistics
+import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from common import circumstances, paired_ratio, wait_until_idle, write_csv
+from host import Bench, Parts, Row, run_parts
 from peers.client import Peer
-from prompts import benchmark_prompts, checksum
-
-from specplug.demo.models import default_cache_dir, smollm2_path
-
-BAR = 0.95
 
 
-def measure(args: argparse.Namespace, plain: Peer, extracting: Peer, prompts: list[str], batch: int) -> dict[str, Any]:
-    for peer in (plain, extracting):
-        peer.run(prompts[:batch], 8, batch)
-    load = wait_until_idle()
-    speeds: dict[str, list[float]] = {"plain": [], "extracting": []}
-    for _ in range(args.pairs):
-        for name, peer in (("extracting", extracting), ("plain", plain)):
-            speeds[name].append(peer.run(prompts, args.tokens, batch).tokens_per_s)
-    ratio = paired_ratio(speeds["extracting"], speeds["plain"])
-    print(f"  batch {batch}: extracting / plain {ratio}, bar {BAR}", flush=True)
-    return {
-        "batch": batch,
-        "unit": "tokens/s",
-        "extracting_median": f"{statistics.median(speeds['extracting']):.2f}",
-        "plain_median": f"{statistics.median(speeds['plain']):.2f}",
-        "ratio_median": f"{ratio.median:.3f}",
-        "ratio_low": f"{ratio.low:.3f}",
-        "ratio_high": f"{ratio.high:.3f}",
-        "pairs": ratio.num_pairs,
-        "prompts": checksum({"chat": prompts}),
-        **circumstances(load, **extracting.about["versions"]),
-    }
+class Extracting(Peer):
+    """Begins with an empty folder: a file that is there already would be kept instead of written."""
+
+    def __init__(self, model: str, folder: Path) -> None:
+        self._folder = folder
+        config = {"method": "extract_hidden_states", "extract_hidden_states_path": str(folder)}
+        options = ["--model", model, "--speculative-config", json.dumps(config)]
+        super().__init__("extracting", "specplug_peer.py", options)
+
+    def restart(self) -> None:
+        shutil.rmtree(self._folder)
+        super().restart()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None, help="folder of the target; absent: the demo's small model")
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
-    args = parser.parse_args()
-    from transformers import AutoTokenizer
+def decoding(bench: Bench) -> Iterator[Row]:
+    """All layers that the plugin takes by default, of prompt and output tokens."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bench.ours("plain") as plain,
+        Extracting(bench.args.model, Path(folder) / "states") as extracting,
+    ):
+        for batch in (1, 8):
+            yield {"kind": "chat"} | bench.pairs(extracting, plain, bench.some("chat", batch), batch)
 
-    args.model = args.model or str(smollm2_path(default_cache_dir(os.environ)))
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    prompts = benchmark_prompts(lambda text: len(tokenizer(text)["input_ids"]))["chat"]
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        config = {"method": "extract_hidden_states", "extract_hidden_states_path": str(Path(folder) / "states")}
-        options = ["--model", args.model]
-        plain = stack.enter_context(Peer("plain", "specplug_peer.py", options))
-        with_config = [*options, "--speculative-config", json.dumps(config)]
-        extracting = stack.enter_context(Peer("extracting", "specplug_peer.py", with_config))
-        rows = [
-            measure(args, plain, extracting, prompts[:2], 1),
-            measure(args, plain, extracting, prompts[:8], 8),
-        ]
-    print(write_csv("hidden_states", rows))
 
+PARTS: Parts = {"decoding": decoding}
 
 if __name__ == "__main__":
-    main()
+    run_parts("hidden_states", __doc__, PARTS, tokens=64)

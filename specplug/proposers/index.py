@@ -27,7 +27,9 @@ NUM_MOVED = 64
 
 _MOVED = range(NUM_MOVED)
 _FIRST = -2
-_STATE_SHIFT = 31  # token ids are below 2**31, so state and token make one integer key
+# State and token make one integer key, unique since states are below 2**31; both reach its low bits, by which a
+# dictionary places it: with ``state << 31 | token`` all transitions of a frequent token would begin at one place.
+_TOKEN_STRIDE = 2**31 + 1
 
 
 class TokenIndex(Protocol):
@@ -61,8 +63,8 @@ class SuffixAutomaton:
     Several sequences may share one automaton: each starts at ``ROOT`` and keeps its own last state.
     """
 
-    __slots__ = ("_columns", "_extra_before", "_extra_tokens", "_extras", "_last_extra", "_records", "_targets",
-                 "_tokens", "ends", "lengths", "links", "num_states")  # fmt: skip
+    __slots__ = ("_columns", "_extra_before", "_extra_tokens", "_extras", "_last_extra", "_num_records", "_records",
+                 "_targets", "_tokens", "ends", "lengths", "links", "num_states")  # fmt: skip
 
     _BLANK: ClassVar = array("i", (0, NO_STATE, -1, _NO_TOKEN, NO_STATE, _NO_EXTRA))
     """The record of a state, as ``ROOT``'s is at first."""
@@ -80,7 +82,6 @@ class SuffixAutomaton:
         self.num_states = 1
         # There are more records than states: room is made for many at a time.
         self._records = self._BLANK[:]
-        self._columns: tuple[memoryview[int], ...] = ()
         self._extras: dict[int, int] = {}
         self._extra_tokens = array("i")
         self._extra_before = array("i")
@@ -90,7 +91,7 @@ class SuffixAutomaton:
         """The state after ``token_id``, ``NO_STATE`` where no indexed text goes on so."""
         if self._tokens[state] == token_id:
             return self._targets[state]
-        return self._extras.get(state << _STATE_SHIFT | token_id, NO_STATE)
+        return self._extras.get(token_id * _TOKEN_STRIDE + state, NO_STATE)
 
     def goes_on(self, state: int) -> bool:
         """Whether any token followed an occurrence of ``state``."""
@@ -103,24 +104,24 @@ class SuffixAutomaton:
         its start. Returns the same for the text with ``token_ids`` at its end. Stays valid while the
         automaton grows, in the sense that the match is one of that length, though a longer may have come.
         """
-        lengths, links, tokens, extras = self.lengths, self.links, self._tokens, self._extras
+        lengths, links, tokens, targets, extras = self.lengths, self.links, self._tokens, self._targets, self._extras
         while state != ROOT and lengths[links[state]] >= length:  # a clone took over the shorter endings
             state = links[state]
         for token_id in token_ids:
-            while True:
-                if tokens[state] == token_id:
-                    state = self._targets[state]
-                    length += 1
-                    break
-                after = extras.get(state << _STATE_SHIFT | token_id)
-                if after is not None:
-                    state = after
-                    length += 1
-                    break
-                if state == ROOT:
-                    break
-                state = links[state]
+            if tokens[state] == token_id:
+                state = targets[state]
+                length += 1
+                continue
+            key = token_id * _TOKEN_STRIDE
+            after = extras.get(key + state)
+            if after is None and state != ROOT:
+                while after is None and state != ROOT:
+                    state = links[state]
+                    after = targets[state] if tokens[state] == token_id else extras.get(key + state)
                 length = lengths[state]
+            if after is not None:
+                state = after
+                length += 1
         return state, length
 
     def extend(self, last: int, token_id: int, end: int) -> int:
@@ -130,25 +131,33 @@ class SuffixAutomaton:
         """
         return self.extend_newest(last, (token_id,), end, _FIRST)
 
-    def extend_newest(self, last: int, token_ids: Sequence[int], start: int, last_end: int) -> int:
+    def extend_newest(
+        self,
+        last: int,
+        token_ids: Sequence[int],
+        start: int,
+        last_end: int,
+        matches: list[tuple[int, int]] | None = None,
+    ) -> int:
         """Append tokens at positions from ``start`` on to the sequence whose state is ``last``; returns its new state.
 
         ``ends[state]`` is then the end of the *newest* occurrence that a token follows, for every state that has one,
         if the automaton is only extended in this way. ``last_end``: position of the token before, -1 for none.
         A token moves the ends of the ``NUM_MOVED`` longest endings of the text before it, so that it costs bounded
         time in periodic texts, where there are more; the others keep an older end.
+        ``matches``: gets, after each token, the length of the longest ending that occurs elsewhere and its end.
         """
         # In one piece and with local names, since this is most of what a proposer's index costs.
-        if self.num_states + 2 * len(token_ids) > len(self.lengths):
+        if self.num_states + 2 * len(token_ids) > self._num_records:
             self.reserve(len(token_ids))
-        lengths, links, ends, tokens, targets = self.lengths, self.links, self.ends, self._tokens, self._targets
-        others, before, last_extra = self._extra_tokens, self._extra_before, self._last_extra
-        setdefault, clone = self._extras.setdefault, self._clone
+        lengths, links, ends, tokens, targets, last_extra = self._columns
+        extras = self._extras
         moves_ends = last_end != _FIRST
         new, length = self.num_states, lengths[last]
         longest = NO_STATE  # if ``last`` is new, its longest ending that occurs elsewhere
         for end, token_id in enumerate(token_ids, start):
             length += 1
+            key = token_id * _TOKEN_STRIDE
             state = last
             if longest != NO_STATE:  # nothing goes on from a new state yet
                 tokens[last], targets[last] = token_id, new
@@ -162,13 +171,13 @@ class SuffixAutomaton:
                 if first == _NO_TOKEN:
                     tokens[state], targets[state] = token_id, new
                 else:
-                    known = setdefault(state << _STATE_SHIFT | token_id, new)
+                    known = extras.setdefault(key + state, new)
                     if known != new:
                         found = known
                         break
-                    before.append(last_extra[state])
-                    last_extra[state] = len(others)
-                    others.append(token_id)
+                    self._extra_before.append(last_extra[state])
+                    last_extra[state] = len(self._extra_tokens)
+                    self._extra_tokens.append(token_id)
                 if moves_ends:
                     ends[state] = last_end
                 state = links[state]
@@ -183,37 +192,39 @@ class SuffixAutomaton:
             if state == last:  # another sequence already went this way
                 last, longest = found, NO_STATE
                 if lengths[found] != length:
-                    last = clone(state, token_id, found, new, length)
+                    last = self._clone(state, token_id, found, new, length)
                     new += 1
-                continue
-            last = new
-            new += 1
-            longest = ROOT
-            if found != NO_STATE:
-                length_found = lengths[state] + 1
-                longest = found
-                if lengths[found] != length_found:
-                    longest = clone(state, token_id, found, new, length_found)
-                    new += 1
-            lengths[last], links[last], ends[last] = length, longest, end
+            else:
+                last = new
+                new += 1
+                longest = ROOT
+                if found != NO_STATE:
+                    length_found = lengths[state] + 1
+                    longest = found
+                    if lengths[found] != length_found:
+                        longest = self._clone(state, token_id, found, new, length_found)
+                        new += 1
+                lengths[last], links[last], ends[last] = length, longest, end
+            if matches is not None:
+                match = links[last]
+                matches.append((lengths[match], ends[match]))
         self.num_states = new
         return last
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for so many more tokens, and more at a time. Columns that were fetched before are void then."""
-        num_records = len(self.lengths)
-        num_missing = self.num_states + 2 * num_tokens - num_records
+        num_missing = self.num_states + 2 * num_tokens - self._num_records
         if num_missing > 0:
             for column in self._columns:
                 column.release()
-            self._records.extend(self._BLANK * max(num_missing, 16 + num_records // 4))
+            self._records.extend(self._BLANK * max(num_missing, 16 + self._num_records // 4))
             self._look_at_columns()
 
     def _look_at_columns(self) -> None:
-        num_columns = len(self._BLANK)
         records = memoryview(self._records)
-        self._columns = tuple(records[column::num_columns] for column in range(num_columns))
-        self.lengths, self.links, self.ends, self._tokens, self._targets, self._last_extra = self._columns[:6]
+        self._num_records = len(records) // 6
+        self._columns = (records[0::6], records[1::6], records[2::6], records[3::6], records[4::6], records[5::6])
+        self.lengths, self.links, self.ends, self._tokens, self._targets, self._last_extra = self._columns
 
     def _clone(self, state: int, token_id: int, original: int, clone: int, length: int) -> int:
         """Split the endings that ``state`` and ``token_id`` make off ``original``: they become ``clone``, which is
@@ -226,7 +237,7 @@ class SuffixAutomaton:
         extra = self._last_extra[original]
         while extra != _NO_EXTRA:
             copied = self._extra_tokens[extra]
-            extras[clone << _STATE_SHIFT | copied] = extras[original << _STATE_SHIFT | copied]
+            extras[copied * _TOKEN_STRIDE + clone] = extras[copied * _TOKEN_STRIDE + original]
             self._extra_before.append(self._last_extra[clone])
             self._last_extra[clone] = len(self._extra_tokens)
             self._extra_tokens.append(copied)
@@ -237,7 +248,7 @@ class SuffixAutomaton:
                     break
                 targets[state] = clone
             else:
-                key = state << _STATE_SHIFT | token_id
+                key = token_id * _TOKEN_STRIDE + state
                 if extras[key] != original:
                     break
                 extras[key] = clone
@@ -253,15 +264,22 @@ class CountingAutomaton(SuffixAutomaton):
 
     __slots__ = ("counts",)
 
-    _BLANK = array("i", (*SuffixAutomaton._BLANK, 0))
+    def __init__(self) -> None:
+        self.counts = array("i")
+        super().__init__()
 
-    counts: memoryview[int]
-
-    def extend_newest(self, last: int, token_ids: Sequence[int], start: int, last_end: int) -> int:
+    def extend_newest(
+        self,
+        last: int,
+        token_ids: Sequence[int],
+        start: int,
+        last_end: int,
+        matches: list[tuple[int, int]] | None = None,
+    ) -> int:
         """See :meth:`SuffixAutomaton.extend_newest`; counts what it moves."""
         for end, token_id in enumerate(token_ids, start):
             self.count_end(last)
-            last = super().extend_newest(last, (token_id,), end, last_end)
+            last = super().extend_newest(last, (token_id,), end, last_end, matches)
             last_end = end
         return last
 
@@ -296,7 +314,7 @@ class CountingAutomaton(SuffixAutomaton):
 
     def _look_at_columns(self) -> None:
         super()._look_at_columns()
-        self.counts = self._columns[-1]
+        self.counts.extend(array("i", (0,)) * (self._num_records - len(self.counts)))
 
     def _clone(self, state: int, token_id: int, original: int, clone: int, length: int) -> int:
         self.counts[clone] = self.counts[original]

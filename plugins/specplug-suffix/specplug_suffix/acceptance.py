@@ -64,7 +64,8 @@ class AcceptanceTable:
     def counts(self, origin: Origin, match: int) -> Counts:
         """Where drafts of such a match (1 or more tokens) are booked."""
         buckets = self._local if origin == "local" else self._shared
-        return buckets[min(match.bit_length(), NUM_BUCKETS) - 1]
+        bits = match.bit_length()
+        return buckets[bits - 1 if bits < NUM_BUCKETS else -1]
 
     def rows(self) -> list[AcceptanceRow]:
         """All counts, local first, by match length; without those of no draft."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from operator import eq
 from typing import TypeAlias
 
 from specplug.proposers.backoff import Load
 from specplug.proposers.index import ROOT, CountingAutomaton
 from specplug_suffix.acceptance import AcceptanceTable, Counts, Origin
 from specplug_suffix.lengths import DraftLengths
-from specplug_suffix.local import LocalIndex, token_array
+from specplug_suffix.local import LocalIndex, num_equal, token_array
 from specplug_suffix.segment import Cursor, Segment
 from specplug_suffix.shared import Namespace, SharedIndex
 
@@ -211,20 +209,16 @@ class SuffixDrafter:
         num_came = num_tokens - text.draft_start
         if not num_came or text.counts is None:
             return
-        draft = text.draft
+        draft, counts = text.draft, text.counts
         came = text.local.token_ids[text.draft_start : text.draft_start + len(draft)]
-        num_accepted = len(came) - 1  # as a rule
-        if draft[:num_accepted] != came[:num_accepted]:
-            num_accepted = sum(1 for _ in takewhile(bool, map(eq, draft, came)))
-        elif draft[num_accepted] == came[num_accepted]:
-            num_accepted += 1
-        is_miss = num_accepted < len(came)
-        num_tried = len(draft) if is_miss else len(came)
-        counts = text.counts
+        num_accepted = num_equal(draft, came)
         counts.num_drafts += 1
-        counts.num_draft_tokens += num_tried
         counts.num_accepted_tokens += num_accepted
-        counts.num_misses += is_miss
+        if num_accepted < len(came):
+            counts.num_misses += 1
+            counts.num_draft_tokens += len(draft)
+        else:
+            counts.num_draft_tokens += num_accepted
 
     def _share(self, text: RequestText) -> None:
         new = text.local.token_ids[text.num_shared :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,7 +58,7 @@ def _resolve(settings: options.Settings, *, allow_lossy: bool) -> Explanation:
 
     manager = process_manager()
     model = settings.model or str(options.demo_model_folder())
-    faults: list[str] = []
+    faults = _model_faults(settings.model)
     notes: tuple[str, ...] = ()
     try:
         engine, notes = config.resolve_engine_args(model, settings.engine)
@@ -78,6 +79,13 @@ def _resolve(settings: options.Settings, *, allow_lossy: bool) -> Explanation:
         raise ConfigError(faults)
     distributions = {each.name: manager.describe(each.name) for each in resolved.plugins}
     return config.explain(resolved, engine, notes, manager.methods, distributions=distributions)
+
+
+def _model_faults(model: str | None) -> list[str]:
+    """A given folder must be there; a hub id may be in the local cache, which is not looked at here."""
+    from specplug.config.checkpoint import is_path, missing_model
+
+    return [missing_model(model)] if model and is_path(model) and not Path(model).expanduser().exists() else []
 
 
 def _render(found: Explanation) -> Iterable[RenderableType]:

@@ -12,7 +12,7 @@ from typing import Any
 from specplug.config.weight_header import read_weight_header
 from specplug.errors import ConfigError
 
-__all__ = ["Checkpoint", "folder_fault", "read_checkpoint"]
+__all__ = ["Checkpoint", "folder_fault", "is_path", "missing_model", "read_checkpoint"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 
@@ -129,6 +129,16 @@ class Checkpoint:
         return next((part[key] for part in (self.config, *nested) if isinstance(part, Mapping) and key in part), None)
 
 
+def is_path(model: str) -> bool:
+    """Whether the text can be a folder only, and no hub id."""
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+
+
+def missing_model(model: str) -> str:
+    """The message for a target's folder that is not there."""
+    return f'model folder "{model}" does not exist'
+
+
 def folder_fault(model: str, what: str) -> str | None:
     """Why ``model`` can be neither a checkpoint's folder nor a hub id, which may be in the local cache; None otherwise.
 
@@ -137,8 +147,7 @@ def folder_fault(model: str, what: str) -> str | None:
     folder = Path(model).expanduser()
     if folder.is_file():
         return f"{model} is a file; give the folder that holds config.json and safetensors weights"
-    is_path = model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
-    if is_path and not folder.exists():
+    if is_path(model) and not folder.exists():
         return f"folder {model} does not exist; give the folder of {what}"
     return None
 

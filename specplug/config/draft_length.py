@@ -30,7 +30,11 @@ def draft_length_text(value: object) -> str | None:
 
 
 def _no_default(work: Resolution) -> str:
-    return " and the draft checkpoint states no default" if work.method in MODEL_METHODS else ""
+    if work.method not in MODEL_METHODS:
+        return ""
+    if work.checkpoint is None:
+        return ", and the draft's checkpoint, which may state it, was not looked at: it is no folder on this disk"
+    return " and the draft checkpoint states no default"
 
 
 def resolve_draft_length(work: Resolution) -> None:

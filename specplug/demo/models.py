@@ -93,8 +93,9 @@ GEMMA3 = PackagedModel(
 def smollm2_path(cache_dir: Path | None = None, *, progress: Progress | None = None) -> Path:
     """Folder with SmolLM2-135M-Instruct (vocabulary 49152, bfloat16 safetensors, tokenizer, chat template).
 
-    Built on the first call (about 20 s), found on later ones. Raises ``ModelError`` when the ``demo`` extra is
-    not installed or the checksum differs.
+    Built on the first call (about 20 s), found on later ones, below ``cache_dir`` (``~/.cache/specplug`` by default).
+    Only the command line reads the environment; for ``SPECPLUG_CACHE`` pass ``Path(os.environ["SPECPLUG_CACHE"])``.
+    Raises ``ModelError`` when the ``demo`` extra is not installed or the checksum differs.
     """
     return build(SMOLLM2, cache_dir, progress=progress)
 

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from specplug.config.checkpoint import missing_model
 from specplug.errors import ConfigError, ModelError
 from specplug.models.fused import fuse_layers
 from specplug.models.packing import can_pack, pack_linears
@@ -182,7 +183,7 @@ def find_folder(model: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except HFValidationError as error:
-        raise ModelError(f'model folder "{name}" does not exist') from error
+        raise ModelError(missing_model(name)) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
             f'model "{name}" is neither a folder nor in the local Hugging Face cache, and specplug downloads nothing; '

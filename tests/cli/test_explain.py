@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from specplug.cli import app
+from specplug.errors import ModelError
+from specplug.models.loading import find_folder
 
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":5}'
 
@@ -33,6 +36,20 @@ def test_the_tables_say_the_same() -> None:
 
 def test_without_speculation() -> None:
     assert "speculation: off" in runner.invoke(app, ["explain"]).stdout
+
+
+def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    result = runner.invoke(app, ["explain", "-m", str(absent), "-sc", NGRAM])
+    assert result.exit_code == 2
+    assert "does not exist" in result.stderr
+    with pytest.raises(ModelError) as raised:
+        find_folder(absent, None)
+    assert _words(str(raised.value)) in _words(result.stderr)
+
+
+def _words(text: str) -> str:
+    return "".join(text.split())  # however the terminal breaks lines
 
 
 def test_one_message_names_key_reason_and_remedy() -> None:

@@ -188,6 +188,13 @@ def test_B14_mtp_draft_length(resolve: Any, fault: Any, checkpoint: Any) -> None
     assert "Start with 3 to 5" in text
 
 
+def test_without_a_draft_length_a_checkpoint_that_was_not_looked_at_is_not_spoken_for(fault: Any) -> None:
+    text = fault({"method": "eagle3", "model": "somebody/some-head"})
+    assert "num_speculative_tokens missing, and the draft's checkpoint, which may state it, was not looked at" in text
+    assert "states no default" not in text
+    assert "Start with 3 to 5" in text
+
+
 def test_B15_speculators_draft_length(resolve: Any, checkpoint: Any) -> None:
     proposals = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]}
     draft = checkpoint(speculators_model_type="eagle3", speculators_config=proposals)

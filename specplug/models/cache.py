@@ -52,12 +52,12 @@ class _Moves:
 class RaggedLayer(CacheLayerMixin):
     """One layer's buffers. Driven by :class:`RaggedCache`, which holds what all layers share."""
 
-    def __init__(self, kind: LayerKind, num_rows: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, kind: LayerKind, num_rows: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind = kind
         self.is_sliding = kind.window is not None
         self.num_rows = num_rows
-        self.kept_dtype = dtype
+        self.least_dtype: torch.dtype | None = None
         self.capacity = min(_INITIAL_CAPACITY, kind.size)
         self.step: StepPlan | None = None
         self.length = 0
@@ -70,7 +70,8 @@ class RaggedLayer(CacheLayerMixin):
 
     def _blank(self, like: torch.Tensor) -> torch.Tensor:
         shape = (self.num_rows, like.shape[1], self.capacity, like.shape[-1])
-        return torch.zeros(shape, dtype=self.kept_dtype or like.dtype, device=like.device)
+        dtype = like.dtype if self.least_dtype is None else torch.promote_types(like.dtype, self.least_dtype)
+        return torch.zeros(shape, dtype=dtype, device=like.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -156,18 +157,14 @@ class RaggedCache(Cache):
         max_model_len: int,
         max_query_tokens: int,
         device: torch.device,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        """``windows``: one entry per layer, its sliding window or None for full attention.
-
-        ``dtype``: what entries are kept and attended in; by default as they come.
-        """
+        """``windows``: one entry per layer, its sliding window or None for full attention."""
         sizes = {
             window: max_model_len if window is None else min(max_model_len, window + max_query_tokens - 1)
             for window in windows
         }
         self.kinds = tuple(LayerKind(window, size) for window, size in sizes.items())
-        self.ragged_layers = [RaggedLayer(LayerKind(window, sizes[window]), max_num_seqs, dtype) for window in windows]
+        self.ragged_layers = [RaggedLayer(LayerKind(window, sizes[window]), max_num_seqs) for window in windows]
         super().__init__(layers=list(self.ragged_layers))
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -175,6 +172,15 @@ class RaggedCache(Cache):
         self.device = device
         self.lengths: list[int] = []
         self._written: list[int] = []  # per row, how far it was ever written: what has to be cleared or moved
+
+    def keep_for_drafts(self) -> None:
+        """Before the first states came: keep entries as it suits a draft, whose bits need not be a model's own.
+
+        On a CPU that is float32, in which one query attends two to five times as fast as in bfloat16.
+        """
+        if self.device.type == "cpu":
+            for layer in self.ragged_layers:
+                layer.least_dtype = torch.float32
 
     @property
     def num_rows(self) -> int:

@@ -16,6 +16,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from specplug.models.attention import attend, packed_attention
 from specplug.models.packing import PackedLinear
+from specplug.models.rotary import Embeddings, RotaryTable, Turn
 
 if TYPE_CHECKING:
     from specplug.models.cache import RaggedCache, RaggedLayer
@@ -29,29 +30,28 @@ _MODEL_CLASSES = frozenset(f"{family}ForCausalLM" for family in _FAMILIES)
 _TOKENS_TRIED = (1, 7, 33)
 
 _Call = Callable[[torch.Tensor], torch.Tensor]
-_Embeddings = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of a step's positions, ``[..., tokens, head_dim]``."""
 
 
 class FusedDecoder:
     """The packed forward of a model whose layers are all :class:`FusedLayer`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, num_positions: int) -> None:
+        """``num_positions``: positions that steps may hold."""
         decoder = model.get_decoder()
         self._embeddings: torch.Tensor = decoder.embed_tokens.weight
-        self._rotary = decoder.rotary_emb.forward
+        self._turn_at = _rotary(decoder.rotary_emb, num_positions, self._embeddings)
         self._layers: Sequence[FusedLayer] = tuple(decoder.layers)
         self._norm = _norm(decoder.norm)
         self._head: _Call = model.get_output_embeddings().forward
 
     @classmethod
-    def of(cls, model: Any) -> FusedDecoder | None:
+    def of(cls, model: Any, num_positions: int) -> FusedDecoder | None:
         """None for a model that was not fused, or that does more around its layers than embed, norm and project."""
         if type(model).__name__ not in _MODEL_CLASSES or type(model.get_input_embeddings()) is not torch.nn.Embedding:
             return None
         if not all(type(layer) is FusedLayer for layer in model.get_decoder().layers):
             return None
-        return cls(model)
+        return cls(model, num_positions)
 
     def forward(
         self,
@@ -66,8 +66,7 @@ class FusedDecoder:
         Layer i is the residual stream after i layers, before the final norm.
         """
         states = embedding(input_ids, self._embeddings)
-        cos, sin = self._rotary(states, step.position_ids)
-        turn = _Turn((cos[0], sin[0]))
+        turn = self._turn_at(step.position_ids[0])
         tapped = {0: states} if 0 in taps else {}
         for number, (layer, layer_cache) in enumerate(zip(self._layers, cache.ragged_layers, strict=True), start=1):
             states = layer.step(states, turn, step, layer_cache)
@@ -102,7 +101,7 @@ class FusedLayer(torch.nn.Module):
         self._mlp_norm = _norm(layer.post_attention_layernorm)
         self._head_norms = (_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
 
-    def step(self, states: torch.Tensor, turn: _Turn, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
+    def step(self, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
         """Packed states ``[T, hidden]`` in and out, attending over ``cache``, which takes what they add."""
         turned, values = self._heads(self._input_norm(states), turn)
         queries, keys = self._queries_and_keys(turned)
@@ -118,13 +117,13 @@ class FusedLayer(torch.nn.Module):
         past_key_values: Any = None,
         cache: Any = None,
         use_cache: bool | None = None,
-        position_embeddings: _Embeddings | None = None,
+        position_embeddings: Embeddings | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """``[batch, tokens, hidden]`` in and out. ``cache`` is what newer transformers call ``past_key_values``."""
         if position_embeddings is None:
             raise ValueError("a fused layer needs position_embeddings")
-        turned, values = self._heads(self._input_norm(hidden_states), _Turn(position_embeddings))
+        turned, values = self._heads(self._input_norm(hidden_states), Turn.of(position_embeddings))
         query, key = (part.transpose(1, 2) for part in self._queries_and_keys(turned))
         value = values.transpose(1, 2)
         cache = past_key_values if cache is None else cache
@@ -133,7 +132,7 @@ class FusedLayer(torch.nn.Module):
         attended, _ = packed_attention(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         return self._finish(hidden_states, attended.reshape(*hidden_states.shape[:-1], -1))
 
-    def _heads(self, states: torch.Tensor, turn: _Turn) -> tuple[torch.Tensor, torch.Tensor]:
+    def _heads(self, states: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys in one, turned by their position, and values: ``[..., tokens, heads, head_dim]``."""
         heads = self._project(states).view(*states.shape[:-1], -1, self.head_dim)
         turning = heads[..., : self.num_turned, :]
@@ -152,18 +151,16 @@ class FusedLayer(torch.nn.Module):
         return self._down(self._act_fn(gate).mul_(up)).add_(states)
 
 
-class _Turn:
-    """The rotary embedding in halves, at the positions of one step."""
+def _rotary(rotary: Any, num_positions: int, like: torch.Tensor) -> Callable[[torch.Tensor], Turn]:
+    """From positions ``[tokens]`` to their turn; by a table, unless the embedding changes with a text's length."""
+    if getattr(rotary, "rope_type", None) in RotaryTable.KINDS:
+        return RotaryTable(rotary.forward, num_positions, dtype=like.dtype, device=like.device)
 
-    def __init__(self, embeddings: _Embeddings) -> None:
-        cos, sin = embeddings
-        self.half = cos.shape[-1] // 2
-        signed = torch.cat((-sin[..., : self.half], sin[..., self.half :]), dim=-1)
-        self.cos, self.sin = cos[..., None, :], signed[..., None, :]  # a sign moved to the sines changes no bit
+    def turn_at(position_ids: torch.Tensor) -> Turn:
+        cos, sin = rotary.forward(like[:1], position_ids[None])
+        return Turn.of((cos[0], sin[0]))
 
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """``[..., tokens, heads, head_dim]`` in and out."""
-        return (heads * self.cos).add_(heads.roll(self.half, -1).mul_(self.sin))
+    return turn_at
 
 
 def _product(*layers: torch.nn.Linear) -> _Call:

@@ -94,7 +94,7 @@ class TargetRunner:
             max_query_tokens=self.max_query_tokens,
             device=self.device,
         )
-        self._decoder = FusedDecoder.of(model)
+        self._decoder = FusedDecoder.of(model, max_model_len)
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
         self._layers: tuple[int, ...] = ()
         self._keywords = self._constant_keywords(text_config)

@@ -11,6 +11,7 @@ from specplug.config.checkpoint import read_checkpoint
 from specplug.errors import ConfigError, ModelError
 from specplug.methods import PluginContext
 from specplug.models.loading import DEFAULT_MAX_MODEL_LEN, find_folder, load_target, load_tokenizer
+from specplug.models.runner import TargetRunner
 from specplug.models.target import Target
 from specplug.proposers.draft_model import DraftModelOptions
 from specplug.proposers.draft_vocabulary import check_same_vocabulary
@@ -59,6 +60,8 @@ def load_draft(options: DraftModelOptions, context: PluginContext) -> Target:
         raise ConfigError(f'{_WHERE}="{options.model}" cannot be the draft: {error}') from error
     except ConfigError as error:
         raise ConfigError([f'{_WHERE}="{options.model}": {_own_keys(fault)}' for fault in error.faults]) from error
+    if isinstance(draft, TargetRunner):
+        draft.cache.keep_for_drafts()
     if not options.use_heterogeneous_vocab and tokenizer is None:
         _check_rows(options, draft, context)
     return draft

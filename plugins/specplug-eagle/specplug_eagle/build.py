@@ -18,7 +18,7 @@ from specplug.models.loading import find_folder
 from specplug.models.packing import can_pack, pack_linears
 from specplug.proposers.heads.features import final_norm
 from specplug.proposers.heads.files import read_tensor
-from specplug.proposers.heads.layers import RotaryTable
+from specplug.proposers.heads.layers import rotary_table
 from specplug.proposers.heads.proposer import HeadProposer
 from specplug.proposers.heads.reader import READ_AHEAD, HeadReader
 from specplug.proposers.heads.tree import TreeHeadProposer
@@ -40,7 +40,7 @@ def build_proposer(config: PluginConfig, context: PluginContext) -> HeadProposer
     max_len = min(options.max_model_len or target.max_model_len, target.max_model_len)
     with torch.inference_mode():
         head, space = load_head(checkpoint, target, max_len)
-        mask = _mask(checkpoint, head) if options.parallel_drafting else None
+        mask = _mask(checkpoint, head, target) if options.parallel_drafting else None
     num_nodes = options.eagle_tree_width * (options.eagle_tree_depth - 1)
     reader = HeadReader(
         head,
@@ -68,11 +68,18 @@ def load_head(checkpoint: Checkpoint, target: Any, num_positions: int) -> tuple[
     weights = dict(_weights(checkpoint, head, target))
     head.load_state_dict(weights, assign=True)
     head.requires_grad_(False).eval()
-    head.rotary = RotaryTable(body, num_positions).to(device=target.device, dtype=target.dtype)
+    head.rotary = rotary_table(body, num_positions, dtype=target.dtype, device=target.device)
     space = _space(checkpoint, target)
-    _share(head, checkpoint, target, space)
+    lm_head = _output(checkpoint, target, space)
+    if lm_head is not None:
+        head.lm_head = lm_head
     if can_pack(target.device, target.dtype):
         pack_linears(head)
+    table = _own(checkpoint, "embed_tokens.weight", target)
+    head.embed = partial(_look_up, target.model.get_input_embeddings().weight if table is None else table)
+    output: Any = target.model.get_output_embeddings() if lm_head is None else head.lm_head
+    head.output = output.forward
+    head.bind()
     return head, space
 
 
@@ -141,6 +148,11 @@ _PARTS = {
     "mlp_norm": ("post_attention_layernorm",),
 }
 """Our names in a layer -> the checkpoint's; several are one after the other, as one projection."""
+_FIRST_NORMS = {
+    "embedding_norm.weight": "layers.0.input_layernorm.weight",
+    "feature_norm.weight": "layers.0.hidden_norm.weight",
+}
+"""EAGLE-3's two norms before its first layer."""
 
 
 def _weights(checkpoint: Checkpoint, head: torch.nn.Module, target: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -152,8 +164,8 @@ def _weights(checkpoint: Checkpoint, head: torch.nn.Module, target: Any) -> Iter
 
 
 def _stored_names(name: str) -> list[str]:
-    if name == "input_norms.weight":
-        return ["layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"]
+    if name in _FIRST_NORMS:
+        return [_FIRST_NORMS[name]]
     if not name.startswith("blocks."):
         return [name]
     _, index, inner = name.split(".", 2)
@@ -161,40 +173,31 @@ def _stored_names(name: str) -> list[str]:
     return [f"layers.{index}.{stored}.{kind}" for stored in _PARTS[part]]
 
 
-def _share(head: EagleHead | Eagle3Head, checkpoint: Checkpoint, target: Any, space: DraftSpace) -> None:
-    """Give the head its embeddings and output head: its own where it has them, else the target's."""
+def _own(checkpoint: Checkpoint, name: str, target: Any) -> torch.Tensor | None:
+    """A tensor that a head may have or take from the target: its own, None where it has none."""
+    stored = checkpoint.tensors.get(name)
+    return None if stored is None else read_tensor(stored).to(device=target.device, dtype=target.dtype)
 
-    def own(name: str) -> torch.Tensor | None:
-        stored = checkpoint.tensors.get(name)
-        return None if stored is None else read_tensor(stored).to(device=target.device, dtype=target.dtype)
 
-    table, output = own("embed_tokens.weight"), own("lm_head.weight")
-    if table is None:
-        table = target.model.get_input_embeddings().weight
-    head.embed = partial(_look_up, table)
-    if output is None and "d2t" not in checkpoint.tensors:
-        head.output = target.model.get_output_embeddings().forward
-        return
-    if output is None:  # the rows of the ids that it drafts
+def _output(checkpoint: Checkpoint, target: Any, space: DraftSpace) -> torch.nn.Linear | None:
+    """The head's output: its own, or the target's rows of the ids that it drafts; None where those are all."""
+    weight = _own(checkpoint, "lm_head.weight", target)
+    if weight is None and "d2t" not in checkpoint.tensors:
+        return None
+    if weight is None:
         draft_ids = torch.arange(checkpoint.config.draft_vocab_size, device=target.device)
-        output = target.model.get_output_embeddings().weight[space.to_target_ids(draft_ids)]
-    head.lm_head = torch.nn.Linear(output.shape[1], output.shape[0], bias=False, device="meta")
-    head.lm_head.load_state_dict({"weight": output}, assign=True)
-    head.output = partial(_through, head)
+        weight = target.model.get_output_embeddings().weight[space.to_target_ids(draft_ids)]
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.load_state_dict({"weight": weight}, assign=True)
+    return linear
 
 
 def _look_up(table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     return embedding(token_ids, table)
 
 
-def _through(head: Any, outputs: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = head.lm_head(outputs)
-    return logits
-
-
-def _mask(checkpoint: Checkpoint, head: EagleHead | Eagle3Head) -> tuple[int, torch.Tensor]:
+def _mask(checkpoint: Checkpoint, head: EagleHead | Eagle3Head, target: Any) -> tuple[int, torch.Tensor]:
     """Token and features that stand for the tokens to be drafted."""
     hidden = read_tensor(checkpoint.tensors["mask_hidden"]).reshape(1, -1)
-    weight = head.rotary.cos
-    features = head.features(hidden.to(device=weight.device, dtype=weight.dtype))
+    features = head.features(hidden.to(device=target.device, dtype=target.dtype))
     return cast(int, checkpoint.config.mask_token_id), features

@@ -8,29 +8,29 @@ later steps read the layers' own output in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
 from specplug.models.cache import RaggedCache
+from specplug.models.rotary import RotaryTable
 from specplug.models.runner import layer_windows
 from specplug.models.step_plan import StepPlan
-from specplug.proposers.heads.layers import DecoderLayer, Norm, Norms, RotaryTable, Shape
+from specplug.proposers.heads.layers import DecoderLayer, Map, Norm, Shape
 from specplug_eagle.checkpoint import HeadConfig
 
-__all__ = ["Eagle3Head", "EagleHead", "Map"]
-
-Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+__all__ = ["Eagle3Head", "EagleHead"]
 
 
 class _Body(torch.nn.Module):
     """What both have: layers, positions, and the way in and out, which may be the target's.
 
     ``embed``: target ids ``[T]`` to embeddings ``[T, hidden]``; ``output``: ``[n, hidden]`` to raw logits. They are
-    no submodules, since they may belong to the target.
+    no submodules, since they may belong to the target. Once the weights are final, :meth:`bind` comes before the rest.
     """
 
+    blocks: torch.nn.ModuleList
     rotary: RotaryTable
 
     def __init__(self, config: HeadConfig, body: Any, layers: tuple[int, ...]) -> None:
@@ -40,6 +40,12 @@ class _Body(torch.nn.Module):
         self.windows: Sequence[int | None] = layer_windows(body)
         self.embed: Map = _missing
         self.output: Map = _missing
+
+    def bind(self) -> None:
+        """Look the parts up that every token needs; again whenever one was replaced."""
+        self._blocks: list[Any] = list(self.blocks)
+        for block in self._blocks:
+            block.bind()
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Raw logits ``[n, draft_vocab]`` of what ``run`` returned."""
@@ -64,29 +70,30 @@ class EagleHead(_Body):
             DecoderLayer(shape, normalises_input=index > 0) for index in range(config.num_layers)
         )
 
+    def bind(self) -> None:
+        super().bind()
+        self._fc: Map = self.fc.forward
+
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's last layer ``[T, hidden]``, normalised."""
         return self._norm[0](states)
 
     def run(self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, cache: RaggedCache) -> torch.Tensor:
         """See ``specplug.proposers.heads.reader.Head``."""
-        rotary = self.rotary(step.position_ids[0])
-        states: torch.Tensor = self.fc(torch.cat((self.embed(token_ids), features), -1))
-        for index, block in enumerate(self.blocks):
-            states = block(states, rotary, step, cache, index)
+        turn = self.rotary(step.position_ids[0])
+        states = self._fc(torch.cat((self.embed(token_ids), features), -1))
+        for block, layer in zip(self._blocks, cache.ragged_layers, strict=True):
+            states = block.step(states, turn, step, layer)
         return states
 
 
 class Eagle3Head(_Body):
     """EAGLE-3's; ``norm_output`` (3.1): what is fed back is normalised."""
 
-    fc: torch.nn.Linear
-    input_norm: Norm | None
-
     def __init__(self, config: HeadConfig, body: Any, layers: tuple[int, ...], *, norm: Map | None = None) -> None:
         """``norm``: the target's final norm, for a head that reads its last state in place of several layers."""
         super().__init__(config, body, layers)
-        self._norm = [norm]
+        self._target_norm = [norm]
         eps, hidden = body.rms_norm_eps, config.hidden_size
         if config.uses_layers:
             width = config.num_inputs * config.target_hidden_size
@@ -94,38 +101,47 @@ class Eagle3Head(_Body):
             self.input_norm = Norm(width, eps) if config.norm_before_fc else None
             num_norms = config.num_inputs if config.fc_norm else 0
             self.fc_norm = torch.nn.ModuleList(Norm(config.target_hidden_size, eps) for _ in range(num_norms))
-        self.input_norms = Norms(2, hidden, eps)  # of the embedding and of the feature, in one operation
+        self.embedding_norm = Norm(hidden, eps)
+        self.feature_norm = Norm(hidden, eps)
         self.blocks = torch.nn.ModuleList(
             DecoderLayer(Shape.of(body, input_size=2 * hidden if index == 0 else hidden), normalises_input=index > 0)
             for index in range(config.num_layers)
         )
         self.norm = Norm(hidden, eps)
 
+    def bind(self) -> None:
+        super().bind()
+        config = self.config
+        if config.uses_layers:
+            self._fc: Map = self.fc.forward
+            self._before_fc = self.input_norm.bound() if self.input_norm is not None else None
+            self._part_norms = [cast(Norm, norm).bound() for norm in self.fc_norm]
+        self._embedding_norm, self._feature_norm = self.embedding_norm.bound(), self.feature_norm.bound()
+        self._norm = self.norm.bound()
+
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's layers side by side ``[T, layers * target hidden]`` as one feature ``[T, hidden]``."""
-        norm = self._norm[0]
         if not self.config.uses_layers:
+            norm = self._target_norm[0]
             return states if norm is None else norm(states)
-        if self.input_norm is not None:
-            states = self.input_norm(states)
-        if len(self.fc_norm):
-            parts = states.chunk(len(self.fc_norm), dim=-1)
-            states = torch.cat([each(part) for each, part in zip(self.fc_norm, parts, strict=True)], -1)
-        projected: torch.Tensor = self.fc(states)
-        return projected
+        if self._before_fc is not None:
+            states = self._before_fc(states)
+        if self._part_norms:
+            parts = states.chunk(len(self._part_norms), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self._part_norms, parts, strict=True)], -1)
+        return self._fc(states)
 
     def run(self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, cache: RaggedCache) -> torch.Tensor:
         """See ``specplug.proposers.heads.reader.Head``."""
-        rotary = self.rotary(step.position_ids[0])
-        first: Any
-        first, *others = self.blocks
-        normed = self.input_norms(torch.stack((self.embed(token_ids), features), 1))
-        residual = normed[:, 1] if self.config.norm_before_residual else features
-        states: torch.Tensor = first.finish(residual, normed.flatten(1), rotary, step, cache, 0)
-        for index, block in enumerate(others, start=1):
-            states = block(states, rotary, step, cache, index)
-        return self.norm(states) if self.config.norm_output else states
+        turn = self.rotary(step.position_ids[0])
+        normed = self._feature_norm(features)
+        joined = torch.cat((self._embedding_norm(self.embed(token_ids)), normed), -1)
+        residual = normed if self.config.norm_before_residual else features
+        states: torch.Tensor = self._blocks[0].finish(residual, joined, turn, step, cache.ragged_layers[0])
+        for block, layer in zip(self._blocks[1:], cache.ragged_layers[1:], strict=True):
+            states = block.step(states, turn, step, layer)
+        return self._norm(states) if self.config.norm_output else states
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Raw logits ``[n, draft_vocab]`` of what ``run`` returned."""
-        return super().logits(outputs if self.config.norm_output else self.norm(outputs))
+        return super().logits(outputs if self.config.norm_output else self._norm(outputs))

@@ -122,7 +122,7 @@ def test_without_an_output_head_the_targets_rows_are_used(make_head: MakeHead) -
     head, space = load_head(Checkpoint.read(folder, "eagle3"), made, 64)
     outputs = torch.randn(2, HIDDEN)
     with torch.no_grad():
-        expected = made.model.get_output_embeddings()(head.norm(outputs))[:, list(draft_ids)]
+        expected = made.model.get_output_embeddings()(head.norm.bound()(outputs))[:, list(draft_ids)]
         torch.testing.assert_close(head.logits(outputs), expected, atol=1e-5, rtol=1e-4)
     assert space.to_target_ids(torch.tensor([0, 3])).tolist() == [3, 40]
 

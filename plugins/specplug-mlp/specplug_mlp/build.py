@@ -64,6 +64,7 @@ def load_head(checkpoint: Checkpoint, target: Any) -> tuple[MlpHead, DraftSpace]
     head.requires_grad_(False).eval()
     if can_pack(target.device, target.dtype):
         pack_linears(head)
+    head.bind()
     token_map = read_tensor(tensors[TOKEN_MAP]) if TOKEN_MAP in tensors else None
     return head, listed_ids(token_map, checkpoint.config.draft_vocab_size, target.vocab_size, target.device)
 

@@ -8,10 +8,12 @@ Source: "Accelerating Production LLMs with Combined Token/Embedding Speculators"
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch.nn.functional import gelu, rms_norm
 
+from specplug.proposers.heads.layers import Map, root_mean_square_norm
 from specplug_mlp.checkpoint import SpeculatorConfig
 
 __all__ = ["MlpHead"]
@@ -31,6 +33,10 @@ class StageNorm(torch.nn.Module):
         """``[n, size]`` in and out."""
         return rms_norm(states, self.weight.shape, self.weight, _EPS) + self.bias
 
+    def bound(self) -> Map:
+        """The same of the present weights, in fewer operations and without gradients."""
+        return root_mean_square_norm(self.weight.detach(), _EPS, self.bias.detach())
+
 
 class MlpHead(torch.nn.Module):
     """All stages. Tied ones are one module: of each kind, stage i is the i-th or, beyond it, the last."""
@@ -49,7 +55,18 @@ class MlpHead(torch.nn.Module):
         self.head = torch.nn.ModuleList(linear(inner, config.draft_vocab_size, bias=False) for _ in range(num_own))
         self.ln = torch.nn.ModuleList(StageNorm(inner) for _ in range(num_own))
         state_weight = 0.5 ** (0.5 / config.n_predict)
+        self.bind()
         self._emb_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
+
+    def bind(self) -> None:
+        """Look up what each stage calls, which costs as much as a small operation; again once weights are final."""
+        self._stages: list[tuple[Map, Map, Map, Map]] = []
+        for stage in range(self.config.n_predict):
+            project, embed, norm, output = (
+                parts[min(stage, len(parts) - 1)] for parts in (self.proj, self.emb, self.ln, self.head)
+            )
+            normalise = cast(StageNorm, norm).forward if self.training else cast(StageNorm, norm).bound()
+            self._stages.append((project.forward, embed.forward, normalise, output.forward))
 
     def start(self, states: torch.Tensor) -> torch.Tensor:
         """The target's normalised states ``[n, emb_dim]`` as stage 0 takes them."""
@@ -59,15 +76,10 @@ class MlpHead(torch.nn.Module):
 
     def forward(self, states: torch.Tensor, token_ids: torch.Tensor, stage: int) -> torch.Tensor:
         """States ``[n, emb_dim or inner]`` and the tokens ``[n]`` after them to new states ``[n, inner]``."""
-        projected = _of(self.proj, stage)(states)
-        mixed = torch.add(projected, _of(self.emb, stage)(token_ids), alpha=self._emb_weight)
-        return gelu(_of(self.ln, stage)(mixed))
+        project, embed, normalise, _ = self._stages[stage]
+        mixed = torch.add(project(states), embed(token_ids), alpha=self._emb_weight)
+        return gelu(normalise(mixed))
 
     def logits(self, states: torch.Tensor, stage: int) -> torch.Tensor:
         """Raw logits ``[n, draft_vocab]`` of what ``forward`` returned."""
-        logits: torch.Tensor = _of(self.head, stage)(states)
-        return logits
-
-
-def _of(modules: torch.nn.ModuleList, stage: int) -> torch.nn.Module:
-    return modules[min(stage, len(modules) - 1)]
+        return self._stages[stage][3](states)

@@ -1,26 +1,29 @@
 """Decoder layers of heads, over packed tokens and a ragged cache: Llama's and Qwen3's, and what heads change in them.
 
 Small modules of our own instead of transformers' layers, because heads change widths and norms, and because a draft
-token must cost little more than its matrix products: projections of the same input are one product.
+token must cost little more than its matrix products: projections of the same input are one product, and once its
+weights are final a module is *bound*: it looks its parts up once, since a module's call and its attributes cost as much
+as a small operation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import layer_norm, rms_norm, silu
 
 from specplug.errors import ModelError
-from specplug.models.attention import packed_attention
-from specplug.models.cache import RaggedCache
+from specplug.models.attention import attend
+from specplug.models.cache import RaggedLayer
+from specplug.models.rotary import RotaryTable, Turn
 from specplug.models.step_plan import StepPlan
 
-__all__ = ["Attention", "DecoderLayer", "Mlp", "Norm", "Norms", "RotaryTable", "Shape"]
+__all__ = ["DecoderLayer", "Map", "Norm", "Shape", "root_mean_square_norm", "rotary_table"]
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding that do not depend on how long the text has become."""
+Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,26 @@ class Shape:
         )
 
 
+def root_mean_square_norm(weight: torch.Tensor, eps: float, bias: torch.Tensor | None = None) -> Map:
+    """``x / rms(x) * weight + bias`` over the last axis.
+
+    On a CPU, where ``rms_norm`` is half a dozen operations, it is the first half of the layer norm of ``(x, -x)``,
+    whose mean is 0.
+    """
+    size = weight.shape[-1]
+    if weight.device.type != "cpu":
+        if bias is None:
+            return lambda states: rms_norm(states, (size,), weight, eps)
+        return lambda states: rms_norm(states, (size,), weight, eps) + bias
+    nothing = torch.zeros_like(weight)
+    scales, shifts = torch.cat((weight, nothing)), None if bias is None else torch.cat((bias, nothing))
+
+    def normalise(states: torch.Tensor) -> torch.Tensor:
+        return layer_norm(torch.cat((states, -states), -1), (2 * size,), scales, shifts, eps)[..., :size]
+
+    return normalise
+
+
 class Norm(torch.nn.Module):
     """Root-mean-square norm over the last axis."""
 
@@ -67,91 +90,36 @@ class Norm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def bound(self) -> Map:
         """``[..., size]`` in and out."""
-        return rms_norm(states, self.weight.shape, self.weight, self.eps)
+        return root_mean_square_norm(self.weight.detach(), self.eps)
 
 
-class Norms(torch.nn.Module):
-    """Root-mean-square norms of several tensors that are stacked, each with a weight of its own."""
+def rotary_table(config: Any, num_positions: int, *, dtype: torch.dtype, device: torch.device) -> RotaryTable:
+    """By a transformers config. Raises ModelError for an embedding that depends on the length."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    def __init__(self, num: int, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(num, size))
-        self.eps = eps
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """``[..., num, size]`` in and out."""
-        return rms_norm(states, self.weight.shape[1:], None, self.eps) * self.weight
+    kind = config.rope_parameters["rope_type"]
+    if kind not in RotaryTable.KINDS:
+        kinds = ", ".join(RotaryTable.KINDS)
+        raise ModelError(f'rope_type="{kind}" of the head is not supported; these are: {kinds}')
+    return RotaryTable(LlamaRotaryEmbedding(config).to(device), num_positions, dtype=dtype, device=device)
 
 
-class RotaryTable(torch.nn.Module):
-    """Cosines and sines of every position, computed once by transformers' own rotary embedding."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    def __init__(self, config: Any, num_positions: int) -> None:
-        """``config``: a transformers config. Raises ModelError for an embedding that depends on the length."""
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        super().__init__()
-        kind = config.rope_parameters["rope_type"]
-        if kind not in _ROPE_TYPES:
-            raise ModelError(f'rope_type="{kind}" of the head is not supported; these are: {", ".join(_ROPE_TYPES)}')
-        cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(num_positions)[None])
-        self.register_buffer("cos", cos[0, :, None], persistent=False)
-        self.register_buffer("sin", sin[0, :, None], persistent=False)
-
-    def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[T]`` to cosines and sines ``[T, 1, head_dim]``."""
-        return self.cos[position_ids], self.sin[position_ids]
-
-
-class Attention(torch.nn.Module):
+class _Attention(torch.nn.Module):
     """Grouped-query attention; ``qkv``: queries, keys and values as one projection."""
-
-    is_causal = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         num_all = shape.num_heads + 2 * shape.num_kv_heads
-        self.shape = shape
         self.qkv = torch.nn.Linear(shape.input_size, num_all * shape.head_dim, bias=shape.attention_bias)
         self.o = torch.nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=shape.attention_bias)
-        self.scaling = shape.head_dim**-0.5
         if shape.normalises_heads:
             self.q_norm = Norm(shape.head_dim, shape.norm_eps)
             self.k_norm = Norm(shape.head_dim, shape.norm_eps)
 
-    def forward(
-        self, states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], step: StepPlan, cache: Any
-    ) -> torch.Tensor:
-        """``states`` ``[T, input_size]`` to ``[T, hidden_size]``; ``cache``: this layer's, of a ``RaggedCache``."""
-        shape, cos, sin = self.shape, *rotary
-        heads = self.qkv(states).view(len(states), -1, shape.head_dim)
-        turned = heads[:, : shape.num_heads + shape.num_kv_heads]
-        if shape.normalises_heads:
-            turned = torch.cat((self.q_norm(heads[:, : shape.num_heads]), self.k_norm(turned[:, shape.num_heads :])), 1)
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * cos + torch.cat((-second, first), -1) * sin
-        queries, keys = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
-        values = heads[:, shape.num_heads + shape.num_kv_heads :]
-        all_keys, all_values = cache.update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
-        attended, _ = packed_attention(
-            self,
-            queries.transpose(0, 1)[None],
-            all_keys,
-            all_values,
-            None,
-            scaling=self.scaling,
-            specplug_step=step,
-        )
-        output: torch.Tensor = self.o(attended.reshape(len(states), -1))
-        return output
 
-
-class Mlp(torch.nn.Module):
+class _Mlp(torch.nn.Module):
     """SiLU-gated; ``gate_up``: both projections as one."""
 
     def __init__(self, shape: Shape) -> None:
@@ -159,45 +127,53 @@ class Mlp(torch.nn.Module):
         self.gate_up = torch.nn.Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=shape.mlp_bias)
         self.down = torch.nn.Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """``[T, hidden_size]`` in and out."""
-        gate, up = self.gate_up(states).chunk(2, dim=-1)
-        output: torch.Tensor = self.down(silu(gate) * up)
-        return output
-
 
 class DecoderLayer(torch.nn.Module):
-    """Attention and MLP with their norms, both added to the residual stream."""
+    """Attention and MLP with their norms, both added to the residual stream: :meth:`bind`, then call the methods."""
 
     def __init__(self, shape: Shape, *, normalises_input: bool = True) -> None:
         """Without ``normalises_input`` the layer has no norm before its attention (the first of EAGLE's layers)."""
         super().__init__()
-        self.input_norm = Norm(shape.hidden_size, shape.norm_eps) if normalises_input else torch.nn.Identity()
-        self.attention = Attention(shape)
+        self.shape = shape
+        self.input_norm = Norm(shape.hidden_size, shape.norm_eps) if normalises_input else None
+        self.attention = _Attention(shape)
         self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps)
-        self.mlp = Mlp(shape)
+        self.mlp = _Mlp(shape)
 
-    def forward(
-        self,
-        states: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        step: StepPlan,
-        cache: RaggedCache,
-        index: int,
-    ) -> torch.Tensor:
-        """``states`` ``[T, hidden_size]`` in and out; ``index``: the layer's place in ``cache``."""
-        return self.finish(states, self.input_norm(states), rotary, step, cache, index)
+    def bind(self) -> None:
+        """Look everything up; again whenever a part was replaced."""
+        shape, attention, mlp = self.shape, self.attention, self.mlp
+        self._num_queries, self._num_turned = shape.num_heads, shape.num_heads + shape.num_kv_heads
+        self._head_dim = shape.head_dim
+        self._scaling = shape.head_dim**-0.5
+        self._qkv: Map = attention.qkv.forward
+        self._o: Map = attention.o.forward
+        self._gate_up: Map = mlp.gate_up.forward
+        self._down: Map = mlp.down.forward
+        self._input_norm = self.input_norm.bound() if self.input_norm is not None else None
+        self._mlp_norm = self.mlp_norm.bound()
+        self._head_norms = (attention.q_norm.bound(), attention.k_norm.bound()) if shape.normalises_heads else None
+
+    def step(self, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
+        """Packed states ``[T, hidden_size]`` in and out; ``cache``: the layer's own."""
+        normed = states if self._input_norm is None else self._input_norm(states)
+        return self.finish(states, normed, turn, step, cache)
 
     def finish(
-        self,
-        residual: torch.Tensor,
-        states: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        step: StepPlan,
-        cache: RaggedCache,
-        index: int,
+        self, residual: torch.Tensor, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer
     ) -> torch.Tensor:
         """The layer from its normalised ``states`` ``[T, input_size]`` on, added to ``residual``."""
-        attended = residual + self.attention(states, rotary, step, cache.ragged_layers[index])
-        output: torch.Tensor = attended + self.mlp(self.mlp_norm(attended))
-        return output
+        heads = self._qkv(states).view(len(states), -1, self._head_dim)
+        turned = turn(self._normalised(heads[:, : self._num_turned]))
+        keys, values = cache.append(step, turned[:, self._num_queries :], heads[:, self._num_turned :])
+        attended = attend(step, cache.kind, turned[:, : self._num_queries], keys, values, self._scaling)
+        states = self._o(attended.reshape(len(states), -1)).add_(residual)
+        gate, up = self._gate_up(self._mlp_norm(states)).chunk(2, dim=-1)
+        return self._down(silu(gate).mul_(up)).add_(states)
+
+    def _normalised(self, heads: torch.Tensor) -> torch.Tensor:
+        """Queries and keys ``[T, heads, head_dim]``, normalised where they are."""
+        if self._head_norms is None:
+            return heads
+        parts = heads[:, : self._num_queries], heads[:, self._num_queries :]
+        return torch.cat([norm(part) for norm, part in zip(self._head_norms, parts, strict=True)], 1)

@@ -92,6 +92,7 @@ class HeadReader:
             max_query_tokens=self.max_query_tokens,
             device=device,
         )
+        self._cache.keep_for_drafts()
 
     # --- following the text -----------------------------------------------------------------------------------
 

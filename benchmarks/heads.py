@@ -17,7 +17,8 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,9 +32,9 @@ LENGTHS = (2, 3, 4, 5, 6)
 METHODS = {"eagle3": "eagle3", "mlp": "mlp_speculator", "medusa": "medusa"}
 NGRAM_LENGTH = 8
 LOOP_LENGTH = 4
-PROMPT_ROWS = 64
-"""Calls with so many rows read a prompt, and are no part of a draft."""
 REPLAYS = 5
+OTHER_MEMORY = 64 << 20
+"""More bytes than the caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +226,15 @@ def loop(bench: Bench) -> Iterator[Row]:
         load = wait_until_idle()
         with rig.llm(rig.config(name, LOOP_LENGTH)) as llm:
             rig.decode(llm, "humaneval")
-            products = Products(llm._session.hooks.instance(METHODS[name]))
+            drafts = Drafts(llm._session.hooks.instance(METHODS[name]))
             drafted = rig.decode(llm, "chat")
-            num_drafts = products.num_drafts
-            products_s = products.replay() / num_drafts
-            propose_s = products.propose_s / num_drafts
+            propose_s = drafts.propose_s / drafts.num_drafts
+            products = Products(drafts)
+            rig.decode(llm, "chat")
+        warm_s, cold_s = products.replay(is_cold=False), products.replay(is_cold=True)
         print(
-            f"  {name}, {LOOP_LENGTH} tokens: {1000 * propose_s:.2f} ms, its products {1000 * products_s:.2f} ms, "
-            f"ratio {propose_s / products_s:.2f}",
+            f"  {name}, {LOOP_LENGTH} tokens: {1000 * propose_s:.2f} ms, its products {1000 * warm_s:.2f} ms, ratio "
+            f"{propose_s / warm_s:.2f}; {1000 * cold_s:.2f} ms from cold caches, ratio {propose_s / cold_s:.2f}",
             flush=True,
         )
         yield {
@@ -240,60 +242,85 @@ def loop(bench: Bench) -> Iterator[Row]:
             "k": LOOP_LENGTH,
             "unit": "ms per draft",
             "draft": f"{1000 * propose_s:.3f}",
-            "matrix_products": f"{1000 * products_s:.3f}",
-            "ratio": f"{propose_s / products_s:.3f}",
-            "products_per_draft": f"{products.num_calls / num_drafts:.1f}",
+            "matrix_products": f"{1000 * warm_s:.3f}",
+            "ratio": f"{propose_s / warm_s:.3f}",
+            "matrix_products_cold": f"{1000 * cold_s:.3f}",
+            "ratio_cold": f"{propose_s / cold_s:.3f}",
+            "products_per_draft": f"{products.num_calls / len(products.drafts):.1f}",
             "forward_1_ms": f"{1000 * drafted.forward_s.get(1, float('nan')):.2f}",
             **circumstances(load, **bench.versions),
         }
 
 
-class Products:
-    """The matrix products that a proposer's drafts consist of, recorded from now on, with the time of the drafts."""
+class Drafts:
+    """A proposer's drafts from now on, timed or, with ``within``, each made inside a context."""
 
     def __init__(self, proposer: Any) -> None:
-        import torch
-
-        from specplug.models.packing import PackedLinear
-
         self.num_drafts = 0
         self.propose_s = 0.0
-        self._calls: list[tuple[Any, Any]] = []
-        networks = [value for value in vars(proposer).values() if isinstance(value, torch.nn.Module)]
-        linears = [
-            m for network in networks for m in network.modules() if isinstance(m, torch.nn.Linear | PackedLinear)
-        ]
-        for module in linears:
-            module.register_forward_pre_hook(self._record)
+        self.within: Callable[[], AbstractContextManager[Any]] | None = None
         self._propose = proposer.propose
-        proposer.propose = self._timed
+        proposer.propose = self._draft
 
-    @property
-    def num_calls(self) -> int:
-        return len(self._calls)
-
-    def _record(self, module: Any, args: tuple[Any, ...]) -> None:
-        if args[0].numel() // args[0].shape[-1] < PROMPT_ROWS:
-            self._calls.append((module, args[0].clone()))
-
-    def _timed(self, batch: Any, limits: Any) -> Any:
+    def _draft(self, batch: Any, limits: Any) -> Any:
+        if self.within is not None:
+            with self.within():
+                return self._propose(batch, limits)
         start = time.perf_counter()
         draft = self._propose(batch, limits)
         self.propose_s += time.perf_counter() - start
         self.num_drafts += 1
         return draft
 
-    def replay(self) -> float:
-        """Seconds of all recorded products, the median of some replays."""
+
+class Products:
+    """The matrix products that the drafts from now on consist of, as they reach torch's dispatcher."""
+
+    def __init__(self, drafts: Drafts) -> None:
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        self.drafts: list[list[tuple[Any, tuple[Any, ...]]]] = []
+        aten, mkldnn = torch.ops.aten, torch.ops.mkldnn
+        products = {aten.mm.default, aten.addmm.default, aten.linear.default, mkldnn._linear_pointwise.default}
+        calls = self.drafts
+
+        class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func in products:
+                    calls[-1].append((func, args))
+                return func(*args, **(kwargs or {}))
+
+        def recorded() -> Recorder:
+            calls.append([])
+            return Recorder()  # type: ignore[no-untyped-call]
+
+        drafts.within = recorded
+
+    @property
+    def num_calls(self) -> int:
+        return sum(map(len, self.drafts))
+
+    def replay(self, *, is_cold: bool) -> float:
+        """Seconds of a draft's products: the mean over the drafts, the median of some replays.
+
+        ``is_cold``: other memory was read before each draft, as by the target's forward that comes before it.
+        """
         import torch
 
+        other = torch.zeros(OTHER_MEMORY, dtype=torch.uint8)
         times = []
         with torch.inference_mode():
             for _ in range(REPLAYS):
-                start = time.perf_counter()
-                for module, states in self._calls:
-                    type(module).forward(module, states)
-                times.append(time.perf_counter() - start)
+                spent = 0.0
+                for calls in self.drafts:
+                    if is_cold:
+                        other.add_(1)
+                    start = time.perf_counter()
+                    for product, arguments in calls:
+                        product(*arguments)
+                    spent += time.perf_counter() - start
+                times.append(spent / len(self.drafts))
         return statistics.median(times)
 
 

@@ -6,7 +6,6 @@ and that of the speculators package. Weights are not read here, only the headers
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from specplug.errors import ModelError
 from specplug.proposers.heads.files import StoredTensor, stored_tensors
+from specplug.proposers.heads.manifest import read_head_config, size_of, tensor_faults
 
 __all__ = ["BODIES", "Checkpoint", "HeadConfig", "Method"]
 
@@ -82,7 +82,7 @@ class HeadConfig:
         body = _body(config)
         body_type = _body_type(config, body)
         hidden_size, num_layers, vocab_size, _, _ = (
-            _size(body, key)
+            size_of(body, key)
             for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "intermediate_size")
         )
         common: dict[str, Any] = {
@@ -158,13 +158,6 @@ def _body_type(config: Mapping[str, Any], body: Mapping[str, Any]) -> str:
     return str(found)
 
 
-def _size(body: Mapping[str, Any], key: str) -> int:
-    value = body.get(key)
-    if type(value) is not int or value < 1:
-        raise ModelError(f"{key}={value!r} in the head's config.json; it must be a whole number, 1 or more")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A head's folder: its config, and its tensors under one set of names (``layers.0.`` for ``midlayer.``)."""
@@ -177,7 +170,7 @@ class Checkpoint:
     def read(cls, folder: Path, method: Method, *, is_parallel: bool = False) -> Checkpoint:
         """Raises ModelError, naming the folder, for one that is no usable head of ``method``."""
         try:
-            config = HeadConfig.parse(_read_config(folder), method)
+            config = HeadConfig.parse(read_head_config(folder), method)
             found = {_plain_name(name): tensor for name, tensor in stored_tensors(folder).items()}
             checkpoint = cls(folder, config, found)
             faults = list(checkpoint._faults(is_parallel=is_parallel))
@@ -189,14 +182,8 @@ class Checkpoint:
 
     def _faults(self, *, is_parallel: bool) -> Iterator[str]:
         required, optional = expected_tensors(self.config), optional_tensors(self.config)
-        known = required | optional
-        if missing := [name for name in required if name not in self.tensors]:
-            yield f"tensors are missing: {_listed(missing)}"
-        for name, tensor in self.tensors.items():
-            if name in known and tensor.shape != known[name]:
-                yield f'"{name}" has the shape {list(tensor.shape)}, and its config says {list(known[name])}'
-        if unknown := [name for name in self.tensors if name not in known and not _is_unused(name)]:
-            yield f"{self.config.method} heads have no tensors like these: {_listed(unknown)}"
+        tensors = {name: tensor for name, tensor in self.tensors.items() if not _is_unused(name)}
+        yield from tensor_faults(tensors, required, optional, f"an {self.config.method} head")
         yield from self._vocabulary_faults()
         if is_parallel:
             yield from self._mask_faults()
@@ -216,16 +203,6 @@ class Checkpoint:
             yield f"parallel_drafting needs a mask token in config.json, under one of {', '.join(_MASK_KEYS)}"
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"its config.json cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError("its config.json holds no mapping")
-    return config
-
-
 def _plain_name(name: str) -> str:
     name = name.removeprefix("model.")
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
@@ -233,11 +210,6 @@ def _plain_name(name: str) -> str:
 
 def _is_unused(name: str) -> bool:
     return name in _UNUSED or name.endswith(_UNUSED_ENDS)
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(sorted(names)[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
 
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]

@@ -247,7 +247,7 @@ def test_B103_a_reduced_vocabulary_without_its_table(tmp_path: Path) -> None:
 def test_tensors_of_another_network_are_named(tmp_path: Path) -> None:
     config, shapes = eagle3_8b()
     folder = write_manifest(tmp_path, config, {**shapes, "markov_head.markov_w1.weight": (1, 1)})
-    with pytest.raises(ModelError, match="eagle3 heads have no tensors like these: markov_head"):
+    with pytest.raises(ModelError, match="an eagle3 head has no tensors like these: markov_head"):
         Checkpoint.read(folder, "eagle3")
 
 

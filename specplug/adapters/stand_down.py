@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
+from specplug.adapters.prices import Prices
 from specplug.hooks.markers import hookimpl
 from specplug.proposers.backoff import BackOff, expected_accepted
 from specplug.types import Batch, Draft, Request, cumulative
@@ -15,15 +16,13 @@ __all__ = ["StandDown"]
 class StandDown:
     """A wrapper around ``specplug_propose``: a draft is cut to what is likely to pay, and dropped if nothing is.
 
-    A draft of n tokens is taken to cost ``draft_price + n * token_price``; what it spares is the number of its tokens
-    that are accepted. Prices are in steps of plain decoding. The chance of a token is that of the request's earlier
-    drafts, the dropped ones included, so a request drafts again as soon as its drafts would have hit.
+    What a draft costs is told by ``prices``; what it spares is the number of its tokens that are accepted, in steps of
+    plain decoding both. The chance of a token is that of the request's earlier drafts, the dropped ones included, so a
+    request drafts again as soon as its drafts would have hit.
     """
 
-    def __init__(self, *, draft_price: float, token_price: float) -> None:
-        """``token_price``: above 0 and below 1."""
-        self._draft_price = draft_price
-        self._token_price = token_price
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
         self._back_offs: dict[str, BackOff] = {}
 
     @hookimpl
@@ -52,6 +51,7 @@ class StandDown:
 
     def _length(self, rate: float, num_drafted: int) -> int:
         """How many of the tokens are likely enough, if all of them together pay for the draft."""
-        num_tokens = min(num_drafted, int(math.log(self._token_price) / math.log(rate)))
+        prices = self._prices
+        num_tokens = min(num_drafted, int(math.log(prices.token) / math.log(rate)))
         num_expected = expected_accepted(rate, num_tokens)
-        return num_tokens if num_expected > self._draft_price + self._token_price * num_tokens else 0
+        return num_tokens if num_expected > prices.draft + prices.token * num_tokens else 0

@@ -1,0 +1,89 @@
+"""What verifying a draft costs, in steps of plain decoding: given, or measured while a server runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["MeasuredPrices", "Prices"]
+
+
+@dataclass(slots=True)
+class Prices:
+    """A draft of n tokens costs ``draft + n * token``; ``token`` is above 0 and below 1."""
+
+    draft: float
+    token: float
+
+    def note(self, num_draft_tokens: int, seconds: float) -> None:
+        """A step with that many draft tokens took that long. Given prices stay as they are."""
+
+
+class MeasuredPrices(Prices):
+    """The line through the times of the steps so far, newer ones weighing more.
+
+    It begins as a guess that weighs as much as two steps and comes back as time goes by without drafts, so that one
+    that was delayed by something else is forgotten. A plain step is the median of the last fifteen.
+    """
+
+    NUM_PLAIN = 15
+    MEMORY, MEMORY_PLAIN = 0.97, 0.995
+    """What is left of earlier drafts' weight at each draft, and at each step without one."""
+    LEAST, MOST = 0.01, 0.9
+    """Bounds of ``token``."""
+
+    def __init__(self, draft: float, token: float) -> None:
+        super().__init__(draft, token)
+        self._plain: deque[float] = deque(maxlen=self.NUM_PLAIN)
+        self._guess = _Sums()
+        for num_tokens in (1, 16):
+            self._guess.add(num_tokens, draft + token * num_tokens)
+        self._seen = _Sums()
+
+    def note(self, num_draft_tokens: int, seconds: float) -> None:
+        """A draft token never costs more than a step of its own: what does was waiting for something else."""
+        if not num_draft_tokens:
+            self._plain.append(seconds)
+            self._seen.fade(self.MEMORY_PLAIN)
+        elif len(self._plain) > 2:
+            cost = seconds / statistics.median(self._plain) - 1.0
+            self._seen.fade(self.MEMORY)
+            self._seen.add(num_draft_tokens, min(max(cost, 0.0), float(num_draft_tokens)))
+        intercept, slope = (self._guess + self._seen).line()
+        self.draft, self.token = max(intercept, 0.0), min(max(slope, self.LEAST), self.MOST)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of weighted points (x, y), for the line of least squares."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.weight += 1.0
+        self.x += x
+        self.y += y
+        self.xx += x * x
+        self.xy += x * y
+
+    def fade(self, factor: float) -> None:
+        self.weight *= factor
+        self.x *= factor
+        self.y *= factor
+        self.xx *= factor
+        self.xy *= factor
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(
+            self.weight + other.weight, self.x + other.x, self.y + other.y, self.xx + other.xx, self.xy + other.xy
+        )
+
+    def line(self) -> tuple[float, float]:
+        """Value at 0, and slope. Needs points at two places."""
+        slope = (self.weight * self.xy - self.x * self.y) / (self.weight * self.xx - self.x**2)
+        return (self.y - slope * self.x) / self.weight, slope

@@ -74,13 +74,14 @@ class DraftModel:
             token_price=token_price,
             **options,
         )
-        self._prices = _prices(draft_price, token_price)
+        self.prices = _prices(draft_price, token_price)
+        """What drafts cost, as far as is known."""
         self._door = TokenDoor(
             _DOOR,
             _speculative_config(method) | options,
             DoorTarget(vocab_size or _UNKNOWN_VOCABULARY, max_model_len),
             plugins=plugins,
-            wrappers=[("stand_down", StandDown(self._prices))],
+            wrappers=[("stand_down", StandDown(self.prices))],
             manager=manager,
         )
         self._num_ids = vocab_size or 0
@@ -106,7 +107,7 @@ class DraftModel:
         """The step since the last call, unless that was another request's."""
         last = self._last
         if 0 < num_tokens - last.num_tokens <= last.num_draft_tokens + 1:
-            self._prices.note(last.num_draft_tokens, time.perf_counter() - last.time_s)
+            self.prices.note(last.num_draft_tokens, time.perf_counter() - last.time_s)
 
     @property
     def is_drafting(self) -> bool:

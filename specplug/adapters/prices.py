@@ -23,13 +23,15 @@ class Prices:
 class MeasuredPrices(Prices):
     """The line through the times of the steps so far, newer ones weighing more.
 
-    It begins as a guess that weighs as much as two steps and comes back as time goes by without drafts, so that one
-    that was delayed by something else is forgotten. A plain step is the median of the last fifteen.
+    It begins as a guess, which gives way to the first drafts and comes back as time goes by without any: one that
+    was delayed by something else is forgotten. A plain step is the median of the last fifteen.
     """
 
     NUM_PLAIN = 15
-    MEMORY, MEMORY_PLAIN = 0.97, 0.995
+    MEMORY, MEMORY_PLAIN = 0.97, 0.99
     """What is left of earlier drafts' weight at each draft, and at each step without one."""
+    GUESS = 0.05
+    """Weight of each of the two points of the guess; a draft's is 1."""
     LEAST, MOST = 0.01, 0.9
     """Bounds of ``token``."""
 
@@ -38,7 +40,7 @@ class MeasuredPrices(Prices):
         self._plain: deque[float] = deque(maxlen=self.NUM_PLAIN)
         self._guess = _Sums()
         for num_tokens in (1, 16):
-            self._guess.add(num_tokens, draft + token * num_tokens)
+            self._guess.add(num_tokens, draft + token * num_tokens, self.GUESS)
         self._seen = _Sums()
 
     def note(self, num_draft_tokens: int, seconds: float) -> None:
@@ -64,12 +66,12 @@ class _Sums:
     xx: float = 0.0
     xy: float = 0.0
 
-    def add(self, x: float, y: float) -> None:
-        self.weight += 1.0
-        self.x += x
-        self.y += y
-        self.xx += x * x
-        self.xy += x * y
+    def add(self, x: float, y: float, weight: float = 1.0) -> None:
+        self.weight += weight
+        self.x += weight * x
+        self.y += weight * y
+        self.xx += weight * x * x
+        self.xy += weight * x * y
 
     def fade(self, factor: float) -> None:
         self.weight *= factor

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from specplug.testing.proposers import as_method
 from specplug.types import TokenIds
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+PRICES = {"draft_price": 0.5, "token_price": 0.1}
+"""Given, since a model in miniature takes no time that could be measured."""
 N_CTX = 128
 
 
@@ -83,11 +86,11 @@ def test_text_is_that_of_plain_decoding(successor: Callable[[int], int], spec: d
     if spec["method"] == "suffix":
         pytest.importorskip("specplug_suffix")
     plain = take(MiniLlama(successor).generate([3, 4]), 100)
-    assert take(MiniLlama(successor, DraftModel(spec)).generate([3, 4]), 100) == plain
+    assert take(MiniLlama(successor, DraftModel(spec, **PRICES)).generate([3, 4]), 100) == plain
 
 
 def test_acceptance_is_inferred_from_the_next_call() -> None:
-    draft_model = DraftModel(NGRAM)
+    draft_model = DraftModel(NGRAM, **PRICES)
     llama = MiniLlama(cycle, draft_model)
     text = take(llama.generate([0]), 60)
     found = counts(draft_model)
@@ -100,25 +103,39 @@ def test_acceptance_is_inferred_from_the_next_call() -> None:
 
 def test_a_new_request_is_told_by_its_text() -> None:
     """Also when it begins like the last one, ends sooner, or is the same again."""
-    draft_model = DraftModel(NGRAM)
+    draft_model = DraftModel(NGRAM, **PRICES)
     for prompt in ([0, 1, 2], [0, 1, 2], [0, 1], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3], [5]):
         assert take(MiniLlama(cycle, draft_model).generate(prompt), 20) == take(MiniLlama(cycle).generate(prompt), 20)
     assert counts(draft_model)["specplug:num_requests"] == 5
 
 
 def test_a_chat_that_goes_on_is_a_new_request() -> None:
-    draft_model = DraftModel(NGRAM)
+    draft_model = DraftModel(NGRAM, **PRICES)
     first = take(MiniLlama(cycle, draft_model).generate([0, 1, 2]), 20)
     following = [0, 1, 2, *first, 9, 9, 9, 9, 9, 9, 0]
     take(MiniLlama(cycle, draft_model).generate(following), 20)
     assert counts(draft_model)["specplug:num_requests"] == 2
 
 
+def test_what_a_draft_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock by which a step takes 1, and a draft of n tokens 0.35 + 0.4 n more."""
+    now = 0.0
+    monkeypatch.setattr("specplug.adapters.llama_cpp.time", SimpleNamespace(perf_counter=lambda: now))
+    draft_model = DraftModel(NGRAM)
+    text = list(range(50, 60))
+    for _ in range(60):
+        draft = draft_model(np.array(text, dtype=np.intc)).tolist()
+        now += 1.35 + 0.4 * len(draft) if draft else 1.0
+        text += draft
+        text.append(cycle(text[-1]))
+    assert draft_model.prices.draft + 4 * draft_model.prices.token == pytest.approx(0.35 + 0.4 * 4, abs=0.1)
+
+
 def test_drafts_stand_down_when_they_do_not_pay() -> None:
     """A proposer that is always wrong is verified a few times, not in every step."""
     manager = ProcessManager()
     manager.register(as_method("wrong", lambda context: Wrong()))
-    llama = MiniLlama(wander, DraftModel("wrong", num_speculative_tokens=8, manager=manager))
+    llama = MiniLlama(wander, DraftModel("wrong", num_speculative_tokens=8, manager=manager, **PRICES))
     take(llama.generate([3, 4]), 100)
     assert sum(1 for number in llama.evaluated[1:] if number > 1) <= 3
 
@@ -142,7 +159,7 @@ class Right(RowProposer):
 
 
 def test_a_proposer_that_raises_costs_its_drafts_only(caplog: pytest.LogCaptureFixture) -> None:
-    draft_model = DraftModel(f"{__name__}.Right", num_speculative_tokens=2)
+    draft_model = DraftModel(f"{__name__}.Right", num_speculative_tokens=2, **PRICES)
     assert draft_model.is_drafting
     text = take(MiniLlama(wander, draft_model).generate([3, 4]), 40)
     assert text == take(MiniLlama(wander).generate([3, 4]), 40)
@@ -161,14 +178,14 @@ def test_ids_that_may_not_exist_are_cut_off(vocab_size: int | None, kept: int) -
             return [8, 61, 63] if vocab_size != 62 else [8, 61]
 
     manager.register(as_method("ids", lambda context: Ids()))
-    draft_model = DraftModel("ids", num_speculative_tokens=4, vocab_size=vocab_size, manager=manager)
+    draft_model = DraftModel("ids", num_speculative_tokens=4, vocab_size=vocab_size, manager=manager, **PRICES)
     draft = draft_model(np.array([1, 9, 2], dtype=np.intc))
     assert draft.tolist() == [8, 61, 63][:kept]
     assert draft.dtype == np.intc
 
 
 def test_long_texts_get_no_drafts() -> None:
-    draft_model = DraftModel({**NGRAM, "num_speculative_tokens": 8}, max_model_len=20)
+    draft_model = DraftModel({**NGRAM, "num_speculative_tokens": 8}, max_model_len=20, **PRICES)
     text = np.array([1, 2, 3, 4] * 8, dtype=np.intc)
     assert len(draft_model(text[:12])) > 0
     assert len(draft_model(text[:19])) == 0
@@ -177,7 +194,7 @@ def test_long_texts_get_no_drafts() -> None:
 
 
 def test_closed_it_drafts_no_more() -> None:
-    draft_model = DraftModel(NGRAM)
+    draft_model = DraftModel(NGRAM, **PRICES)
     draft_model.close()
     assert not draft_model.is_drafting
     assert len(draft_model(np.array([1, 2, 1, 2, 1, 2], dtype=np.intc))) == 0

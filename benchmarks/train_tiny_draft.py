@@ -101,7 +101,7 @@ def tiny_draft(folder: str, target: Any, corpus: Corpus, budget: Budget) -> Made
     """Hidden size 96: nearly all of the 5 million parameters are embeddings, and they cost one matrix product."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     embeddings = target.get_input_embeddings().weight
-    config = _config(target, tokenizer, vocab_size=len(embeddings), hidden_size=96, intermediate_size=320, num_layers=3)
+    config = _config(target, tokenizer, vocab_size=len(embeddings), hidden_size=96, intermediate_size=480, num_layers=2)
     model = new_draft(config, principal_embeddings(embeddings, 96))
     natural = [hard_example(row) for row in _rows(natural_ids(tokenizer))]
     found = train(model, natural, [_opinion(sequence) for sequence in corpus.train], budget)
@@ -124,8 +124,8 @@ def tiny_draft_tli(folder: str, target: Any, corpus: Corpus, budget: Budget) -> 
     texts = [_text(target_tokenizer, sequence) for sequence in corpus.train]
     tokenizer = own_tokenizer(target_tokenizer, [prompt + output for prompt, output in texts])
     embeddings = _embeddings_of_texts(tokenizer, target_tokenizer, target)
-    config = _config(target, tokenizer, vocab_size=len(tokenizer), hidden_size=224, intermediate_size=640, num_layers=5)
-    model = new_draft(config, principal_embeddings(embeddings, 224))
+    config = _config(target, tokenizer, vocab_size=len(tokenizer), hidden_size=320, intermediate_size=896, num_layers=2)
+    model = new_draft(config, principal_embeddings(embeddings, 320))
     natural = [hard_example(row) for row in _rows(natural_ids(tokenizer))]
     found = train(model, natural, [_written(tokenizer, *text) for text in texts], budget)
     held_out = [_written(tokenizer, *_text(target_tokenizer, sequence)) for sequence in corpus.held_out]

@@ -47,6 +47,8 @@ class Measured:
     propose_s: float
     draft_tokens: float
     forward_s: dict[int, float]
+    moving: float
+    """Of the time of all forwards, what moving accepted tree nodes took."""
 
 
 class TimedForwards(TimedTarget):
@@ -55,6 +57,16 @@ class TimedForwards(TimedTarget):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.steps: list[tuple[int, float]] = []
+        self.moving_s = 0.0
+
+    def clear(self) -> None:
+        self.steps.clear()
+        self.moving_s = 0.0
+
+    def compact(self, *moves: Any) -> None:
+        start = time.perf_counter()
+        self._target.compact(*moves)
+        self.moving_s += time.perf_counter() - start
 
     def forward(self, input_ids: Any, *arguments: Any, **options: Any) -> Any:
         output = super().forward(input_ids, *arguments, **options)
@@ -101,7 +113,7 @@ class Rig:
         from specplug.demo.measure import decode_in_batches
 
         params = SamplingParams(temperature=0.0, max_tokens=self.bench.args.tokens, ignore_eos=True)
-        self.target.steps.clear()
+        self.target.clear()
         done = decode_in_batches(llm, self.bench.some(kind, 1), params, 1)
         totals = llm.acceptance.aggregate()
         num_drafts = max(1, totals.num_drafts)
@@ -112,6 +124,7 @@ class Rig:
             propose_s=totals.propose_s / num_drafts,
             draft_tokens=totals.num_draft_tokens / num_drafts,
             forward_s=self.target.medians(),
+            moving=self.target.moving_s / sum(seconds for _, seconds in self.target.steps),
         )
 
     @cached_property

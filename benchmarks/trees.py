@@ -3,9 +3,9 @@
     python benchmarks/trees.py [PART ...] [--trained FOLDER] [--pairs 4] [--tokens 32]
 
 Parts: ``length`` (Medusa's static and EAGLE-3's dynamic tree against their chains at equal verified tokens: tokens per
-step, which is counted, and speed in turn; greedy, batch 1, HumanEval, edit and chat prompts), ``cost`` (what a tree
-costs the target: a forward with a tree's mask beside one of a chain of as many tokens on the same text, and moving the
-accepted nodes' entries in the cache; as parts of a step, at most 3 %).
+step, which is counted, speed in turn, and what moving the accepted nodes' entries took of all forwards; greedy, batch
+1, HumanEval, edit and chat prompts), ``cost`` (what a tree costs the target: a forward with a tree's mask beside one of
+a chain of as many tokens on the same text, and one move of the longest path, which few steps need; at most 3 %).
 
 The heads are those of ``benchmarks/train_heads.py``. Rows go to ``results/trees_<part>.csv``.
 """
@@ -51,7 +51,7 @@ def _beside_chain(rig: Rig, name: str, kind: str, num_nodes: int) -> Row:
     first, second = runs[0]
     print(
         f"  {name}, {kind}, {num_nodes} tokens: tree {first.tokens_per_step:.3f}, chain {second.tokens_per_step:.3f} "
-        f"tokens per step; speed {ratio}",
+        f"tokens per step; speed {ratio}; moving accepted nodes {first.moving:.4f} of its forwards",
         flush=True,
     )
     return {
@@ -60,6 +60,7 @@ def _beside_chain(rig: Rig, name: str, kind: str, num_nodes: int) -> Row:
         "verified_tokens": num_nodes,
         "tree_tokens_per_step": f"{first.tokens_per_step:.3f}",
         "chain_tokens_per_step": f"{second.tokens_per_step:.3f}",
+        "moving_of_forwards": f"{first.moving:.4f}",
         "ratio_median": f"{ratio.median:.3f}",
         "ratio_low": f"{ratio.low:.3f}",
         "ratio_high": f"{ratio.high:.3f}",

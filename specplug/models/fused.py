@@ -197,7 +197,7 @@ def fuse_layers(model: Any) -> int:
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
     if layers is None or rotary is None or not all(_can_fuse(layer) for layer in layers):
         return 0
-    if not all(_is_equal(layers[index], rotary) for index in {0, len(layers) - 1}):
+    if not all(_acts_alike(layers[index]) and _is_equal(layers[index], rotary) for index in {0, len(layers) - 1}):
         return 0
     for index, layer in enumerate(layers):
         layers[index] = FusedLayer(layer)
@@ -221,6 +221,14 @@ def _linears(layer: Any) -> Iterator[Any]:
     for group in _fused_groups(layer):
         yield from group
     yield from (layer.self_attn.o_proj, layer.mlp.down_proj)
+
+
+def _acts_alike(layer: Any) -> bool:
+    """Whether the activation has the same bits in a strided view: what takes values one by one may round otherwise."""
+    values = torch.arange(2**16).to(torch.int16).view(torch.bfloat16)
+    values = values[values.isfinite()]
+    strided = torch.stack((values, values), dim=-1)[:, 0]
+    return torch.equal(layer.mlp.act_fn(values), layer.mlp.act_fn(strided))
 
 
 def _is_equal(layer: Any, rotary: Any) -> bool:

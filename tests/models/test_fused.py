@@ -65,6 +65,11 @@ def test_layers_that_would_differ_are_left_alone(monkeypatch: pytest.MonkeyPatch
     assert fuse_layers(tiny_llama().to(torch.bfloat16)) == 0
 
 
+@pytest.mark.parametrize(("activation", "num_fused"), [("silu", 3), ("relu", 3), ("gelu", 0)])
+def test_activations_that_round_by_place_are_left_alone(activation: str, num_fused: int) -> None:
+    assert fuse_layers(tiny_model("llama", hidden_act=activation).to(torch.bfloat16)) == num_fused
+
+
 def test_hidden_states_can_be_tapped() -> None:
     plain, model = (tiny_llama().to(torch.bfloat16) for _ in range(2))
     fuse_layers(model)

@@ -47,7 +47,7 @@ def doctor(
         return
     console = output()
     for part in _render(found):
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, str))  # a line to be copied must stay one
 
 
 def _read(text: Path | None) -> str | None:
@@ -166,6 +166,8 @@ def _advice(pair: PairReport | None, cost: CostReport, draft: ModelSize) -> Iter
 
 
 def _cost_advice(cost: CostReport) -> str:
+    from specplug.tli.cost import speed_up
+
     price = f"A draft token costs about {cost.least:.2f} to {cost.most:.2f} of a target step"
     if cost.ceiling <= cost.least:
         return (
@@ -178,9 +180,10 @@ def _cost_advice(cost: CostReport) -> str:
             f"{price}; {need}. On a machine where small models are slow for their size it will not: measure with "
             "`specplug generate --stats`, and take a smaller draft if tokens per second fall."
         )
+    least, most = (speed_up(cost.ceiling, _K, each) for each in (cost.most, cost.least))
     return (
-        f"{price}; {need}. The most it can give is {cost.worst_speed_up:.1f} to {cost.best_speed_up:.1f} times plain "
-        "decoding, if nearly every draft is right; measure with `specplug generate --stats`."
+        f"{price}; {need}. With {_K} draft tokens the most it can give is {least:.1f} to {most:.1f} times plain "
+        "decoding, if nearly every draft is right. How many are was not measured: `specplug generate --stats` does."
     )
 
 

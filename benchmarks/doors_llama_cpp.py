@@ -57,9 +57,11 @@ def edit(bench: Bench) -> Iterator[Row]:
 
 
 def humaneval(bench: Bench) -> Iterator[Row]:
-    """Text that there is little to copy from; every setting, since none may cost."""
+    """Text with little to copy from: what the server's own seam costs, then every setting, since none may cost."""
     prompts = bench.some("humaneval", 1)
     with llama(bench, "llama.cpp plain") as plain:
+        with llama(bench, "a draft model that drafts nothing", "--silent") as silent:
+            yield {"kind": "humaneval"} | bench.pairs(silent, plain, prompts, 1)
         for name in OURS:
             with door(bench, name) as ours:
                 yield {"kind": "humaneval"} | bench.pairs(ours, plain, prompts, 1)

@@ -1,5 +1,5 @@
-"""llama-cpp-python on a GGUF file: plain, with LlamaPromptLookupDecoding, or with specplug's door. Batch 1; tokens come
-one by one."""
+"""llama-cpp-python on a GGUF file: plain, with LlamaPromptLookupDecoding, with specplug's door, or with a draft
+model that drafts nothing. Batch 1; tokens come one by one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--lookup", action="store_true", help="draft by prompt lookup, --k tokens at a time")
     parser.add_argument("--specplug", metavar="JSON", help="draft by this speculative_config, through specplug's door")
+    parser.add_argument(
+        "--silent", action="store_true", help="with a draft model that never drafts: what the seam costs"
+    )
     args = parser.parse_args()
     serve(lambda: load(args))
 
@@ -59,7 +62,15 @@ def _draft_model(args: Any) -> Any:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         return LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=args.k)
+    if args.silent:
+        return _silent
     return None
+
+
+def _silent(_input_ids: Any, /, **_kwargs: Any) -> Any:
+    import numpy as np
+
+    return np.array([], dtype=np.intc)
 
 
 def _avoid_amx_buffers(llama_cpp: Any) -> None:

@@ -21,6 +21,7 @@ from specplug.adapters.prices import MeasuredPrices, Prices
 from specplug.adapters.stand_down import StandDown
 from specplug.adapters.token_door import DoorTarget, TokenDoor
 from specplug.adapters.tracking import DoorRow, TokenArray
+from specplug.errors import ConfigError
 from specplug.hooks import ProcessManager
 from specplug.metrics import Metric
 
@@ -144,6 +145,13 @@ class _Answer(NamedTuple):
 
 
 def _prices(draft_price: float | None, token_price: float | None) -> Prices:
+    if draft_price is not None and draft_price < 0.0:
+        raise ConfigError(f"draft_price={draft_price} cannot be: a draft costs 0 or more steps of plain decoding")
+    if token_price is not None and not 0.0 < token_price < 1.0:
+        raise ConfigError(
+            f"token_price={token_price} cannot be: a draft token costs more than nothing and less than a step of plain "
+            "decoding; write a number between 0 and 1"
+        )
     if draft_price is None and token_price is None:
         return MeasuredPrices(DRAFT_PRICE, TOKEN_PRICE)
     return Prices(

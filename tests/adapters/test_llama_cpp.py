@@ -273,6 +273,13 @@ def complete(llama: Any, prompt: str, num_tokens: int = 32, **sampling: Any) -> 
     return take(llama.generate(tokens, **{"temp": 0.0, "top_k": 1, **sampling}), num_tokens)
 
 
+@pytest.mark.parametrize("prices", [{"draft_price": -0.1}, {"token_price": 0.0}, {"token_price": 1.0}])
+def test_prices_that_cannot_be_are_refused(prices: dict[str, float]) -> None:
+    ((name, value),) = prices.items()
+    with pytest.raises(ConfigError, match=f"{name}={value} cannot be"):
+        DraftModel("ngram", num_speculative_tokens=4, **prices)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_real_llama_with_drafts(make_llama: Callable[..., Any], method: str) -> None:

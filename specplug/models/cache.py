@@ -176,7 +176,7 @@ class RaggedCache(Cache):
     def keep_for_drafts(self) -> None:
         """Before the first states came: keep entries as it suits a draft, whose bits need not be a model's own.
 
-        On a CPU that is float32, in which one query attends two to five times as fast as in bfloat16.
+        On a CPU that is float32, in which one query attends faster than in bfloat16.
         """
         if self.device.type == "cpu":
             for layer in self.ragged_layers:

@@ -161,7 +161,7 @@ class DraftSampler:
 
 
 def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The arg-max of each row and its probability. On a CPU ``max`` finds it in a third of the time of ``argmax``."""
+    """The arg-max of each row and its probability. On a CPU ``max`` finds it faster than ``argmax``."""
     chosen = logits.max(-1, keepdim=True).indices
     return chosen[:, 0], torch.softmax(logits, -1, dtype=torch.float32).gather(1, chosen)[:, 0]
 

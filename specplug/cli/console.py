@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-__all__ = ["error", "note", "output", "percent_bar", "progress", "silence_transformers"]
+__all__ = ["error", "note", "output", "percent_bar", "progress", "silence_transformers", "text_table"]
 
 _WIDTH_OF_FILES = 140
 
@@ -25,6 +27,14 @@ def output() -> Console:
 def _messages() -> Console:
     # The stream is bound now: whoever redirects sys.stderr later (a library's noise) does not take the bars along.
     return Console(file=sys.stderr, highlight=False)
+
+
+def text_table(title: str, *columns: str) -> Table:
+    """A table without rows. What is too long for its column goes on in the next line, none of it is left out."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    return table
 
 
 def error(text: str) -> None:

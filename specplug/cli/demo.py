@@ -26,6 +26,7 @@ def demo(
     from specplug.cli.console import note, output, progress, silence_transformers
     from specplug.demo.run import DemoPlan, run_demo
 
+    options.check_model(model)
     settings: dict[str, Any] = {"method": method, "speculative_config": speculative_config, "minutes": minutes}
     folder = model or options.default_model()
     plan = DemoPlan.quick(**settings) if quick else DemoPlan.full(**settings)

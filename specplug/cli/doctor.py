@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from specplug.cli.console import output, progress
+from specplug.cli import options
+from specplug.cli.console import output, progress, text_table
 from specplug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def doctor(
 ) -> None:
     """Examine a target and a draft model: vocabularies, special tokens, expected gain. Loads no weights."""
     sample = _read(text)
+    options.check_model(target, "--target")
+    options.check_model(draft, "--draft")
     with progress() as bars:
         bars.add_task("reading the two models", total=None)
         found = examine(target, draft, sample)
@@ -97,8 +101,8 @@ def examine(target: str, draft: str, text: str | None = None) -> Examination:
     from specplug.tli.cost import estimate_cost
     from specplug.tli.report import report_pair, sample_text
 
-    target_size, target_tokenizer = _open(target, "--target")
-    draft_size, draft_tokenizer = _open(draft, "--draft")
+    target_size, target_tokenizer = _open(target)
+    draft_size, draft_tokenizer = _open(draft)
     sides = (
         Vocabulary(target_tokenizer, target_size.vocab_size, side="target"),
         Vocabulary(draft_tokenizer, draft_size.vocab_size, side="draft"),
@@ -123,22 +127,14 @@ def examine(target: str, draft: str, text: str | None = None) -> Examination:
     )
 
 
-def _open(model: str, option: str) -> tuple[ModelSize, Any]:
+def _open(model: str) -> tuple[ModelSize, Any]:
     """The model's size and its tokenizer."""
     from transformers import AutoConfig
 
-    from specplug.config.checkpoint import read_checkpoint
     from specplug.models.loading import check_folder, find_folder, load_tokenizer
     from specplug.tli.cost import read_size
 
     folder = find_folder(model, None)
-    checkpoint = read_checkpoint(folder, option)
-    method = checkpoint.declared_method if checkpoint else None
-    if method is not None:
-        raise ConfigError(
-            f'{option} "{model}" is a head for the method {method}, not a causal LM; the doctor examines draft models. '
-            f'Write speculative_config={{"method": "{method}", ...}}'
-        )
     check_folder(folder)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return read_size(folder, config), load_tokenizer(folder)
@@ -192,19 +188,19 @@ def _cost_advice(cost: CostReport) -> str:
 
 def _render(found: Examination) -> Iterable[RenderableType]:
     yield _models_table(found)
-    yield f"vocabularies: {found.vocabulary}" + (f" ({_escaped(found.difference)})" if found.difference else "")
+    yield f"vocabularies: {found.vocabulary}" + (f" ({escape(found.difference)})" if found.difference else "")
     if found.pair is not None:
         yield _pair_table(found, found.pair)
         yield _roles_table(found.pair)
     for line in found.advice:
-        yield _escaped(f"- {line}")
-    yield _escaped(f"speculative_config: {json.dumps(found.speculative_config)}")
+        yield escape(f"- {line}")
+    yield escape(f"speculative_config: {json.dumps(found.speculative_config)}")
 
 
 def _models_table(found: Examination) -> Table:
-    table = _table("models", "", "target", "draft")
+    table = text_table("models", "", "target", "draft")
     sides = (found.target, found.draft)
-    table.add_row("folder", *(_escaped(size.folder) for size in sides))
+    table.add_row("folder", *(escape(size.folder) for size in sides))
     table.add_row("type", *(size.model_type for size in sides))
     table.add_row("vocabulary", *(f"{size.vocab_size:,} ids" for size in sides))
     table.add_row("spelling", found.spelling["target"], found.spelling["draft"])
@@ -216,7 +212,7 @@ def _models_table(found: Examination) -> Table:
 
 def _pair_table(found: Examination, pair: PairReport) -> Table:
     strings, coverage = pair.strings, pair.coverage
-    table = _table("tokens that can be drafted", "", "by bytes (specplug)", "by strings (others)")
+    table = text_table("tokens that can be drafted", "", "by bytes (specplug)", "by strings (others)")
     of_target, of_draft = (100.0 * pair.num_shared / size.vocab_size for size in (found.target, found.draft))
     table.add_row("pairs of equal bytes", f"{pair.num_by_bytes:,}", f"{strings.num_pairs - strings.num_wrong:,}")
     table.add_row("pairs of other bytes", "0", f"{strings.num_wrong:,}")
@@ -227,7 +223,8 @@ def _pair_table(found: Examination, pair: PairReport) -> Table:
     )
     table.add_row("bytes of the text", _percent(coverage, "byte"), _percent(strings.coverage, "byte"))
     examples = " ".join(repr(data)[1:] for data in strings.lost)
-    table.add_row("lost by strings", "", _escaped(f"{strings.num_lost:,}, such as {examples}"))
+    lost = f"{strings.num_lost:,}, such as {examples}" if examples else f"{strings.num_lost:,}"
+    table.add_row("lost by strings", "", escape(lost))
     return table
 
 
@@ -236,24 +233,8 @@ def _percent(coverage: Any, what: str) -> str:
 
 
 def _roles_table(pair: PairReport) -> Table:
-    table = _table("special tokens, by declared role", "role", "target", "draft", "paired")
+    table = text_table("special tokens, by declared role", "role", "target", "draft", "paired")
     for role, tokens in pair.roles.items():
-        shown = (_escaped(token) if token is not None else "none" for token in tokens)
+        shown = (escape(token) if token is not None else "none" for token in tokens)
         table.add_row(role, *shown, "yes" if role in pair.shared_roles else "no")
     return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        table.add_column(column, no_wrap=number == 0)
-    return table
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

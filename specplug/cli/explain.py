@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from specplug.cli import options
-from specplug.cli.console import output
+from specplug.cli.console import output, text_table
 from specplug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,12 +58,16 @@ def _resolve(settings: options.Settings, *, allow_lossy: bool) -> Explanation:
 
     manager = process_manager()
     model = settings.model or str(options.demo_model_folder())
-    faults = _model_faults(settings.model)
+    faults: list[str] = []
     notes: tuple[str, ...] = ()
+    try:
+        options.check_model(settings.model)
+    except ConfigError as error:
+        faults += error.faults
     try:
         engine, notes = config.resolve_engine_args(model, settings.engine)
     except ConfigError as error:
-        faults += error.faults
+        faults += [fault for fault in error.faults if fault not in faults]
         engine = config.EngineArgs(model=model)
     try:
         resolved = config.resolve_speculative_config(
@@ -78,14 +82,8 @@ def _resolve(settings: options.Settings, *, allow_lossy: bool) -> Explanation:
     if faults:
         raise ConfigError(faults)
     distributions = {each.name: manager.describe(each.name) for each in resolved.plugins}
-    return config.explain(resolved, engine, notes, manager.methods, distributions=distributions)
-
-
-def _model_faults(model: str | None) -> list[str]:
-    """A given folder must be there; a hub id may be in the local cache, which is not looked at here."""
-    from specplug.config.checkpoint import is_path, missing_model
-
-    return [missing_model(model)] if model and is_path(model) and not Path(model).expanduser().exists() else []
+    filled_in = () if settings.model else ("model",)
+    return config.explain(resolved, engine, notes, manager.methods, distributions=distributions, filled_in=filled_in)
 
 
 def _render(found: Explanation) -> Iterable[RenderableType]:
@@ -102,40 +100,24 @@ def _render(found: Explanation) -> Iterable[RenderableType]:
         lengths = ", ".join(f"{size}: {k}" for size, k in enumerate(found.draft_length_by_batch_size, 1))
         yield f"draft length by batch size: {lengths}"
     for note in found.notes:
-        yield _escaped(f"note: {note}")
+        yield escape(f"note: {note}")
 
 
 def _settings_table(title: str, rows: Iterable[SettingRow]) -> Table:
-    table = _table(title, "key", "value", "origin", "meaning")
+    table = text_table(title, "key", "value", "origin", "meaning")
     for row in rows:
         meaning = row.meaning if row.term in ("acts", "plugin") else f"({row.term}) {row.meaning}"
-        table.add_row(row.key, _escaped(_shown(row.value)), _escaped(row.origin), _escaped(meaning))
+        table.add_row(row.key, escape(_shown(row.value)), escape(row.origin), escape(meaning))
     return table
 
 
 def _plugin_table(rows: Iterable[PluginRow]) -> Table:
-    table = _table("plugins, in the order they are asked", "plugin", "kind", "because of", "served by", "options")
+    table = text_table("plugins, in the order they are asked", "plugin", "kind", "because of", "served by", "options")
     for row in rows:
         settings = ", ".join(f"{option.key}={_shown(option.value)}" for option in row.options)
-        table.add_row(row.name, row.kind, _escaped(row.role), row.distribution or "", _escaped(settings))
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        table.add_column(column, no_wrap=number == 0)
+        table.add_row(row.name, row.kind, escape(row.role), row.distribution or "", escape(settings))
     return table
 
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

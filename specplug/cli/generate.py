@@ -66,6 +66,7 @@ def generate(
         engine={"dtype": dtype, "device": device, "max_model_len": max_model_len},
         sampling=sampling.values(),
     )
+    options.check_model(settings.model)
     text = _read_prompt(prompt, prompt_file)
     params = SamplingParams.from_mapping({**_DEFAULTS, **settings.sampling})
     rows = {"max_num_seqs": min(params.n, _MOST_ROWS)}

@@ -23,6 +23,7 @@ __all__ = [
     "Plugins",
     "Settings",
     "SpeculativeConfigText",
+    "check_model",
     "default_model",
     "demo_model_folder",
     "gather",
@@ -106,6 +107,17 @@ def _read(config_file: Path | None) -> dict[str, Any]:
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def check_model(model: str | None, where: str = "model") -> None:
+    """Raise ``ConfigError``, naming the setting ``where``, for a given folder that holds no causal LM.
+
+    Imports no torch. A hub id, which may be in the local cache, is not looked at; nor is None, the demo model.
+    """
+    from specplug.config.checkpoint import model_fault
+
+    if model is not None and (fault := model_fault(model, where)) is not None:
+        raise ConfigError(fault)
 
 
 def demo_model_folder() -> Path:

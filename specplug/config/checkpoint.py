@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specplug.config.known_methods import KNOWN_METHODS
 from specplug.config.weight_header import read_weight_header
 from specplug.errors import ConfigError
 
-__all__ = ["Checkpoint", "folder_fault", "is_path", "missing_model", "read_checkpoint"]
+__all__ = ["Checkpoint", "folder_fault", "head_fault", "model_fault", "read_checkpoint"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 
@@ -68,15 +69,30 @@ class Checkpoint:
 
     def _method_by_weights(self) -> str | None:
         """EAGLE's first heads were published with the config of a plain model: only their tensors tell them apart."""
+        names = self._tensor_names()
+        if "fc.weight" not in names:
+            return None
+        return "eagle3" if any(name.endswith(".hidden_norm.weight") for name in names) else "eagle"
+
+    def _tensor_names(self) -> set[str]:
+        """Of all safetensors files; none where one cannot be read."""
         names: set[str] = set()
         try:
             for file in sorted(self.folder.glob("*.safetensors")):
                 names |= read_weight_header(file).keys()
         except (OSError, ValueError):
-            return None  # who loads the checkpoint says what is wrong with it
-        if "fc.weight" not in names:
-            return None
-        return "eagle3" if any(name.endswith(".hidden_norm.weight") for name in names) else "eagle"
+            return set()  # who loads the checkpoint says what is wrong with it
+        return names
+
+    @property
+    def causal_lm(self) -> str | None:
+        """The architecture of a whole causal LM, such as "LlamaForCausalLM".
+
+        None for heads, and where only pickles, which are not opened, could tell a head from the model it is named like.
+        """
+        architectures = map(str, self.config.get("architectures") or ())
+        name = next((each for each in architectures if each.endswith(("ForCausalLM", "LMHeadModel"))), None)
+        return name if name and self._tensor_names() and self.declared_method is None else None
 
     @property
     def has_tokenizer(self) -> bool:
@@ -99,7 +115,7 @@ class Checkpoint:
     @property
     def num_predict_layers(self) -> int | None:
         """Prediction layers or heads, under any of the names in use."""
-        return next((count for key in _PREDICT_LAYER_KEYS if (count := _count(self._find(key))) is not None), None)
+        return self.size(*_PREDICT_LAYER_KEYS)
 
     @property
     def num_medusa_heads(self) -> int | None:
@@ -122,21 +138,15 @@ class Checkpoint:
     @property
     def max_positions(self) -> int | None:
         """The longest context that the model supports, where the file says so."""
-        return _count(self._find("max_position_embeddings"))
+        return self.size("max_position_embeddings")
+
+    def size(self, *keys: str) -> int | None:
+        """The first of these sizes that the file states, at the top or in the config of the decoder layers."""
+        return next((count for key in keys if (count := _count(self._find(key))) is not None), None)
 
     def _find(self, key: str) -> object:
-        nested = [self.config.get(name) for name in ("text_config", "transformer_layer_config")]
+        nested = [self.config.get(name) for name in ("text_config", "transformer_layer_config", "model")]
         return next((part[key] for part in (self.config, *nested) if isinstance(part, Mapping) and key in part), None)
-
-
-def is_path(model: str) -> bool:
-    """Whether the text can be a folder only, and no hub id."""
-    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
-
-
-def missing_model(model: str) -> str:
-    """The message for a target's folder that is not there."""
-    return f'model folder "{model}" does not exist'
 
 
 def folder_fault(model: str, what: str) -> str | None:
@@ -147,9 +157,44 @@ def folder_fault(model: str, what: str) -> str | None:
     folder = Path(model).expanduser()
     if folder.is_file():
         return f"{model} is a file; give the folder that holds config.json and safetensors weights"
-    if is_path(model) and not folder.exists():
+    if _is_path(model) and not folder.exists():
         return f"folder {model} does not exist; give the folder of {what}"
     return None
+
+
+def _is_path(model: str) -> bool:
+    """Whether the text can be a folder only, and no hub id."""
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+
+
+def model_fault(model: str, where: str) -> str | None:
+    """Why ``model`` can be no target or draft model, as far as its folder and ``config.json`` tell; None otherwise.
+
+    ``where``: the setting that names it.
+    """
+    fault = folder_fault(model, "a Hugging Face causal LM")
+    if fault is not None:
+        return f'{where}="{model}": {fault}'
+    try:
+        return head_fault(read_checkpoint(model, where), where)
+    except ConfigError as error:
+        return str(error)
+
+
+def head_fault(checkpoint: Checkpoint | None, where: str) -> str | None:
+    """The message for a head in the place of a causal LM, named by the setting ``where``; None otherwise.
+
+    A model that may carry its head in its own checkpoint is none.
+    """
+    method = checkpoint.declared_method if checkpoint else None
+    if checkpoint is None or method is None or KNOWN_METHODS[method].model_defaults_to_target:
+        return None
+    folder = str(checkpoint.folder)
+    config = {"method": method, "model": folder, "num_speculative_tokens": 3}
+    return (
+        f'{where}="{folder}" is a head for the method {method}, not a causal LM; give a causal LM here. The head '
+        f"drafts for the target that it was trained for: speculative_config={json.dumps(config, ensure_ascii=False)}"
+    )
 
 
 def read_checkpoint(path: object, where: str) -> Checkpoint | None:

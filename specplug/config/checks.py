@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specplug.config.checkpoint import read_checkpoint
+from specplug.config.fit import check_fit, target_checkpoint
 from specplug.config.keys import key_of, show
 from specplug.config.resolution import PREFIX, Resolution
 from specplug.config.schedule import SCHEDULE_KEY, parse_schedule
@@ -41,6 +41,7 @@ def check_together(work: Resolution) -> None:
     _check_tensor_parallel(work)
     _check_context(work)
     _check_budget(work)
+    check_fit(work)
 
 
 def _resolve_lookup(work: Resolution) -> None:
@@ -109,7 +110,8 @@ def _check_context(work: Resolution) -> None:
     if wanted is None:
         return
     draft = work.checkpoint.max_positions if work.checkpoint else None
-    target = work.engine.max_model_len or _target_positions(work)
+    checkpoint = target_checkpoint(work)
+    target = work.engine.max_model_len or (checkpoint.max_positions if checkpoint else None)
     limits = [limit for limit in (draft, target) if limit is not None]
     if limits and wanted > min(limits):
         parts = [f"draft supports {draft}"] if draft else []
@@ -118,14 +120,6 @@ def _check_context(work: Resolution) -> None:
             "max_model_len",
             f"={wanted}: {', '.join(parts)}; use at most {min(limits)}. Longer requests run without drafting.",
         )
-
-
-def _target_positions(work: Resolution) -> int | None:
-    try:
-        target = read_checkpoint(work.engine.model, "model")
-    except ConfigError:
-        return None  # the host reports a model that it cannot read when it loads it
-    return target.max_positions if target else None
 
 
 def _slots_per_request(work: Resolution, num: int) -> int:

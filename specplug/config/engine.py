@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from specplug.config.checkpoint import head_fault, read_checkpoint
 from specplug.config.engine_terms import ENGINE_TERMS, MOVED
 from specplug.config.keys import Key, closest, show, term_fault, term_note
 from specplug.config.schema import SpeculativeConfig
@@ -94,6 +95,7 @@ def resolve_engine_args(model: Any, kwargs: Mapping[str, Any]) -> tuple[EngineAr
             faults.append(_unknown(name, value))
     if isinstance(model, str) and not model.strip():
         faults.append(f"model={show(model)} names no model; give a folder, a cached hub id, or a loaded model")
+    faults += _listed(_head_fault(model))
     args, more = validate(EngineArgs, {"model": model, **acting}, lambda name: name, as_json=False)
     if args is not None:
         args, num_seqs_fault = _fit_num_seqs(args)
@@ -115,6 +117,13 @@ def _fit_num_seqs(args: EngineArgs) -> tuple[EngineArgs, str | None]:
         f"max_num_batched_tokens={budget} is below max_num_seqs={args.max_num_seqs}: every running request needs a "
         "token a step; raise the first or lower the second"
     )
+
+
+def _head_fault(model: object) -> str | None:
+    try:
+        return head_fault(read_checkpoint(model, "model"), "model")
+    except ConfigError:
+        return None  # who loads the model says what is wrong with its folder
 
 
 def _listed(message: str | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,9 +68,11 @@ def explain(
     methods: Mapping[str, MethodSpec],
     *,
     distributions: Mapping[str, str] | None = None,
+    filled_in: Collection[str] = (),
 ) -> Explanation:
     """Describe a resolved configuration. ``notes``: those of the engine arguments; ``distributions``: plugin name ->
-    "distribution version", which the hooks layer knows."""
+    "distribution version", which the hooks layer knows; ``filled_in``: engine arguments that are the caller's defaults,
+    not the user's."""
     served_by = next((name for name, role in _roles(resolved) if role == "method"), None)
     return Explanation(
         method=resolved.method,
@@ -78,7 +80,7 @@ def explain(
         num_speculative_tokens=resolved.num_speculative_tokens,
         verify_method=_rule(resolved, methods, served_by),
         settings=tuple(_settings(resolved, served_by)),
-        engine=tuple(_engine(engine)),
+        engine=tuple(_engine(engine, filled_in)),
         plugins=tuple(_plugin(each, resolved, methods[each.name], distributions or {}) for each in resolved.plugins),
         draft_length_by_batch_size=_schedule(resolved, engine),
         notes=(*notes, *resolved.notes),
@@ -118,11 +120,11 @@ def _settings(resolved: ResolvedConfig, served_by: str | None) -> Iterable[Setti
             yield SettingRow(key, value, origin, rule.term, field.description or "")
 
 
-def _engine(engine: EngineArgs) -> Iterable[SettingRow]:
+def _engine(engine: EngineArgs, filled_in: Collection[str]) -> Iterable[SettingRow]:
     for name, field in EngineArgs.model_fields.items():
         value = getattr(engine, name)
         shown = _name_of(value) if name in ("model", "tokenizer") else value
-        origin = "given" if name in engine.model_fields_set else "default"
+        origin = "given" if name in engine.model_fields_set and name not in filled_in else "default"
         yield SettingRow(name, shown, origin, key_of(field).term, field.description or "")
 
 

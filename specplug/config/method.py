@@ -148,11 +148,13 @@ def _check_model(work: Resolution) -> None:
 
 
 def _check_agreement(work: Resolution) -> None:
-    """A checkpoint that declares another method than the one named."""
+    """A checkpoint that declares another method than the one named, or that is no head where one is needed."""
     known = KNOWN_METHODS.get(work.method or "")
     if work.checkpoint is None or known is None or known.model not in ("draft", "head") or "model" not in work.given:
         return
     declared = work.checkpoint.declared_method
+    if declared is None and known.model == "head" and not known.model_defaults_to_target:
+        _check_is_head(work)
     if declared is None or declared == work.method:
         return
     is_there = KNOWN_METHODS[declared].package is not None or declared in frozenset(work.methods)
@@ -164,6 +166,19 @@ def _check_agreement(work: Resolution) -> None:
     )
     work.discard("model")
     work.checkpoint = None  # of sizes that mean nothing to this method
+
+
+def _check_is_head(work: Resolution) -> None:
+    architecture = work.checkpoint.causal_lm if work.checkpoint else None
+    if architecture is None:
+        return
+    wanted = f"{_KIND_WORDS[work.method or '']} for this target"
+    work.faults.append(
+        f'{PREFIX}.method="{work.method}" needs {wanted}, and {show(work.get("model"))} is a causal LM of its own '
+        f'({architecture}). Write "method": "draft_model" to draft with it, or point model to {wanted}.'
+    )
+    work.discard("model")
+    work.checkpoint = None
 
 
 def _infer_parallel(work: Resolution) -> None:

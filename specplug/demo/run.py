@@ -77,8 +77,15 @@ def _speculative_config(method: str, text: str | None) -> dict[str, Any]:
 
 
 def run_demo(model: str, plan: DemoPlan, bars: Progress) -> DemoReport:
-    """Run the whole demo on the model in the folder ``model``; ``bars`` shows how far it is."""
-    return _Demo(model, plan, bars).run()
+    """Run the whole demo on ``model``, a folder or a hub id in the local cache; ``bars`` shows how far it is.
+
+    Raises ``ModelError`` for a model that cannot be loaded, ``ConfigError`` for a configuration that cannot be.
+    """
+    from specplug.models.loading import check_folder, find_folder
+
+    folder = find_folder(model, None)
+    check_folder(folder)
+    return _Demo(str(folder), plan, bars).run()
 
 
 class _Demo:
@@ -109,9 +116,9 @@ class _Demo:
         )
 
     def _load_prompts(self) -> None:
-        from transformers import AutoTokenizer
+        from specplug.models.loading import load_tokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(self._model)
+        tokenizer = load_tokenizer(self._model)
         prompts = load_prompts()
         self._tokenizer = tokenizer
         self._prompts = {kind: [prompt.render(tokenizer) for prompt in prompts[kind]] for kind in self._plan.kinds}

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from specplug.config.checkpoint import missing_model
+from specplug.config.checkpoint import Checkpoint, head_fault
 from specplug.errors import ConfigError, ModelError
 from specplug.models.fused import fuse_layers
 from specplug.models.packing import can_pack, pack_linears
@@ -183,7 +183,7 @@ def find_folder(model: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except HFValidationError as error:
-        raise ModelError(missing_model(name)) from error
+        raise ModelError(f'model folder "{name}" does not exist') from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
             f'model "{name}" is neither a folder nor in the local Hugging Face cache, and specplug downloads nothing; '
@@ -200,7 +200,10 @@ def check_folder(folder: Path) -> None:
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         raise ModelError(f'model folder "{folder}" cannot be read: permission denied')
-    _check_code(folder, _read_json(folder / "config.json"))
+    config = _read_json(folder / "config.json")
+    if fault := head_fault(Checkpoint(folder, config), "model"):
+        raise ModelError(fault)
+    _check_code(folder, config)
     _check_weights(folder)
 
 

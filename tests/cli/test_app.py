@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -65,3 +66,38 @@ def test_a_bug_is_not_dressed_up_as_a_message(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("specplug.cli.options.gather", fail)
     assert isinstance(runner.invoke(app, ["explain"]).exception, ZeroDivisionError)
+
+
+def commands(model: str) -> list[list[str]]:
+    return [
+        ["explain", "-m", model],
+        ["generate", "hi", "-m", model],
+        ["demo", "--quick", "-m", model],
+        ["doctor", "--target", model, "--draft", model],
+    ]
+
+
+def test_a_model_that_cannot_be_one_ends_every_command_alike(tmp_path: Path) -> None:
+    head, empty, file = tmp_path / "head", tmp_path / "empty", tmp_path / "model.gguf"
+    head.mkdir()
+    empty.mkdir()
+    file.touch()
+    (head / "config.json").write_text('{"model_type": "medusa", "architectures": ["MedusaModel"]}')
+    for model, message in [
+        (tmp_path / "absent", "absent does not exist; give the folder of a Hugging Face causal LM"),
+        (empty, "has no config.json"),
+        (file, "is a file; give the folder"),
+        (head, "is a head for the method medusa, not a causal LM; give a causal LM here. The head drafts for the"),
+    ]:
+        for command in commands(str(model)):
+            result = runner.invoke(app, command)
+            assert (command[0], result.exit_code, result.stdout) == (command[0], 2, "")
+            assert message in result.stderr
+            assert result.stderr.count("error:") == 1
+
+
+def test_a_model_in_no_cache_ends_every_command_that_looks_for_it_alike() -> None:
+    for command in commands("nobody/nothing")[1:]:
+        result = runner.invoke(app, command)
+        assert (command[0], result.exit_code) == (command[0], 1)
+        assert 'fetch it once with "hf download nobody/nothing"' in result.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import string
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,16 @@ def test_a_draft_as_costly_as_the_target_is_advised_against(save: Any, text: str
     assert "With 3 draft tokens the most it can give is" in examine(target, draft, "--text", text)["advice"][-1]
 
 
+def test_nothing_lost_by_strings_has_no_examples(save: Any) -> None:
+    other = toy_tokenizer(LETTERS[::-1], eos_token_id=0)
+    models = ["--target", save("target", letters()), "--draft", save("draft", other)]
+    text = Path(save("text", letters())) / "text.txt"
+    text.write_text("abc", encoding="utf-8")
+    shown = runner.invoke(app, ["doctor", *models, "--text", str(text)]).stdout
+    [line] = [line for line in shown.splitlines() if "lost by strings" in line]
+    assert line.split()[-1] == "0"
+
+
 def test_the_table_for_the_eye(save: Any, text: str) -> None:
     models = ["--target", save("target", letters()), "--draft", save("draft", marked())]
     result = runner.invoke(app, ["doctor", *models, "--text", text])
@@ -117,27 +129,25 @@ def test_the_table_for_the_eye(save: Any, text: str) -> None:
         assert part in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--text", "absent.txt"], "--text absent.txt cannot be read"),
-        (["--draft", "./nowhere"], "nowhere"),
-    ],
-)
-def test_what_cannot_be_read_is_named(save: Any, options: list[str], message: str) -> None:
+def test_a_text_that_cannot_be_read_is_named(save: Any) -> None:
     folder = save("target", letters())
-    result = runner.invoke(app, ["doctor", "--target", folder, "--draft", folder, *options])
-    assert result.exit_code in (1, 2)
-    assert message in result.stderr
-
-
-def test_a_head_is_no_draft_model(save: Any) -> None:
-    target, head = save("target", letters()), Path(save("head", letters()))
-    config = json.loads((head / "config.json").read_text()) | {"architectures": ["Eagle3LlamaForCausalLM"]}
-    (head / "config.json").write_text(json.dumps(config))
-    result = runner.invoke(app, ["doctor", "--target", target, "--draft", str(head)])
+    result = runner.invoke(app, ["doctor", "--target", folder, "--draft", folder, "--text", "absent.txt"])
     assert result.exit_code == 2
-    assert "is a head for the method eagle3" in result.stderr
+    assert "--text absent.txt cannot be read" in result.stderr
+
+
+def test_an_absent_folder_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from specplug.cli import app\n"
+        f"try:\n    app(['doctor', '--target', '{tmp_path}/absent', '--draft', 'x'])\n"
+        "except SystemExit as end:\n    assert end.code == 2\n"
+        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "absent does not exist" in done.stderr
 
 
 def test_a_text_that_the_target_cannot_write_is_an_error(save: Any) -> None:

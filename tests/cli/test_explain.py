@@ -3,12 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from specplug.cli import app
-from specplug.errors import ModelError
-from specplug.models.loading import find_folder
 
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":5}'
 
@@ -38,18 +35,22 @@ def test_without_speculation() -> None:
     assert "speculation: off" in runner.invoke(app, ["explain"]).stdout
 
 
-def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
-    absent = tmp_path / "absent"
-    result = runner.invoke(app, ["explain", "-m", str(absent), "-sc", NGRAM])
-    assert result.exit_code == 2
-    assert "does not exist" in result.stderr
-    with pytest.raises(ModelError) as raised:
-        find_folder(absent, None)
-    assert _words(str(raised.value)) in _words(result.stderr)
+def test_the_demo_model_is_a_default_and_a_named_one_given(tiny_model: Path) -> None:
+    origins = []
+    for arguments in ([], ["-m", str(tiny_model)]):
+        found = json.loads(runner.invoke(app, ["explain", "--json", *arguments]).stdout)
+        origins.append({row["key"]: row["origin"] for row in found["engine"]}["model"])
+    assert origins == ["default", "given"]
 
 
-def _words(text: str) -> str:
-    return "".join(text.split())  # however the terminal breaks lines
+def test_a_long_path_is_shown_whole(tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / ("long" * 30) / ("longer" * 30)
+    folder.parent.mkdir()
+    folder.symlink_to(tiny_model)
+    shown = runner.invoke(app, ["explain", "-m", str(folder)]).stdout
+    assert "…" not in shown
+    rows = shown[shown.index("model") :].splitlines()
+    assert str(folder) in "".join(row[25:].lstrip().split(" ")[0] for row in rows)
 
 
 def test_one_message_names_key_reason_and_remedy() -> None:

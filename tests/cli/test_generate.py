@@ -165,11 +165,6 @@ def test_bad_input_is_one_message(model: list[str], arguments: list[str], messag
     assert "Traceback" not in result.output
 
 
-def test_a_model_folder_that_is_not_there(tmp_path: Path) -> None:
-    result = generate("x", "--model", str(tmp_path / "nothing"), code=1)
-    assert "nothing" in result.stderr
-
-
 def test_no_prompt_at_a_terminal_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from specplug.cli.generate import _read_prompt
     from specplug.errors import ConfigError

@@ -86,6 +86,20 @@ def test_an_empty_model_name(model: str) -> None:
         resolve_engine_args(model, {})
 
 
+def test_a_head_is_no_target(checkpoint: Any) -> None:
+    head = checkpoint("head", model_type="mlp_speculator")
+    with pytest.raises(ConfigError) as caught:
+        resolve_engine_args(head, {})
+    text = str(caught.value)
+    assert text.startswith(f'model="{head}" is a head for the method mlp_speculator, not a causal LM')
+    assert f'speculative_config={{"method": "mlp_speculator", "model": "{head}", "num_speculative_tokens": 3}}' in text
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "qwen3", "dspark_block_size": 7}])
+def test_a_model_may_carry_its_head(checkpoint: Any, config: dict[str, Any]) -> None:
+    assert resolve_engine_args(checkpoint("target", **config), {})[0].model.endswith("target")
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [

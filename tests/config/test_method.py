@@ -14,6 +14,7 @@ from specplug.config.known_methods import KNOWN_METHODS
 from specplug.errors import ConfigError, PluginNotFoundError
 from specplug.hooks import ProcessManager
 from specplug.methods import MethodSpec
+from specplug.testing import tiny_llama
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
@@ -119,6 +120,24 @@ def test_B19_contradiction_names_both(fault: Any, checkpoint: Any) -> None:
 def test_plain_llama_config_may_be_an_eagle_head(resolve: Any, checkpoint: Any) -> None:
     """EAGLE-1 heads are published with their target's plain configuration."""
     assert resolve({"method": "eagle", "model": checkpoint(**PLAIN), "num_speculative_tokens": 2}).method == "eagle"
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        ("eagle", "an EAGLE head"),
+        ("eagle3", "an EAGLE-3 head"),
+        ("mlp_speculator", "an MLP speculator"),
+        ("medusa", "Medusa heads"),
+    ],
+)
+def test_a_causal_lm_is_no_head(fault: Any, heads: Any, tmp_path: Path, method: str, wanted: str) -> None:
+    tiny_llama().save_pretrained(tmp_path / "draft")
+    text = fault({"method": method, "model": str(tmp_path / "draft"), "num_speculative_tokens": 2}, heads)
+    assert (
+        f'needs {wanted} for this target, and "{tmp_path}/draft" is a causal LM of its own (LlamaForCausalLM)' in text
+    )
+    assert 'Write "method": "draft_model" to draft with it' in text
 
 
 @pytest.mark.parametrize("config", [{}, {"num_speculative_tokens": 3}])

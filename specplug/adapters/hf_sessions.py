@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.config.engine_terms import NO_TOKENIZER
+from specplug.errors import ConfigError, RequestError
 from specplug.host.llm import LLM
 from specplug.host.outputs import RequestOutput
 from specplug.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ _ATTRIBUTE = "_specplug_sessions"
 _MAX_SESSIONS = 4
 _MIN_ROWS, _MAX_ROWS = 8, 256
 _OURS = ("tokenizer", "skip_tokenizer_init", "max_num_seqs")
+_PASS_TOKENIZER = "this call has no tokenizer of the target; pass spec_tokenizer=tokenizer"
 
 
 class DoorSession:
@@ -183,12 +185,15 @@ def _build(
     taken = [name for name in _OURS if name in engine]
     if taken:
         raise RequestError(f"spec_engine has {', '.join(taken)}, which the call decides; leave them out")
-    return LLM(
-        model,
-        speculative_config=spec,
-        plugins=plugins,
-        tokenizer=tokenizer,
-        skip_tokenizer_init=tokenizer is None,
-        max_num_seqs=max_num_seqs,
-        **engine,
-    )
+    try:
+        return LLM(
+            model,
+            speculative_config=spec,
+            plugins=plugins,
+            tokenizer=tokenizer,
+            skip_tokenizer_init=tokenizer is None,
+            max_num_seqs=max_num_seqs,
+            **engine,
+        )
+    except ConfigError as error:
+        raise ConfigError([fault.replace(NO_TOKENIZER, _PASS_TOKENIZER) for fault in error.faults]) from error

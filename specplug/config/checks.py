@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specplug.config.engine_terms import NO_TOKENIZER
 from specplug.config.fit import check_fit, target_checkpoint
 from specplug.config.keys import key_of, show
 from specplug.config.resolution import PREFIX, Resolution
@@ -86,7 +87,7 @@ def _check_vocabulary(work: Resolution) -> None:
             "key.",
         )
     elif work.engine.skip_tokenizer_init:
-        work.fault(key, " compares the tokenizers of both models; skip_tokenizer_init leaves the target without one.")
+        work.fault(key, f" compares the tokenizers of both models; {NO_TOKENIZER}.")
     elif work.checkpoint is not None and not work.checkpoint.has_tokenizer:
         work.fault(
             key,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specplug.config.keys import Key
 
-__all__ = ["ENGINE_TERMS", "MOVED"]
+__all__ = ["ENGINE_TERMS", "MOVED", "NO_TOKENIZER"]
 
 
 def _accepted(group: str, why: str, names: str) -> dict[str, Key]:
@@ -124,3 +124,6 @@ MOVED = {
     "max_context_len_to_capture": "removed from vLLM; leave it out, the host captures no graphs",
 }
 """Arguments whose setting is written elsewhere, and where."""
+
+NO_TOKENIZER = "the target has no tokenizer; give it with tokenizer=..., and leave skip_tokenizer_init out"
+"""The reason and the remedy where tokenizers are to be compared; doors with other names for the two replace it."""

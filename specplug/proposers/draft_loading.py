@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specplug.config.checkpoint import read_checkpoint
+from specplug.config.engine_terms import NO_TOKENIZER
 from specplug.errors import ConfigError, ModelError
 from specplug.methods import PluginContext
 from specplug.models.loading import DEFAULT_MAX_MODEL_LEN, find_folder, load_target, load_tokenizer
@@ -99,10 +100,10 @@ def _tokenizer(options: DraftModelOptions, folder: Path, context: PluginContext)
 
 def _check_rows(options: DraftModelOptions, draft: Target, context: PluginContext) -> None:
     if draft.vocab_size != context.target.vocab_size:
+        lack = NO_TOKENIZER if context.target.tokenizer is None else "put the draft's tokenizer files into its folder"
         raise ConfigError(
             f'{_WHERE}="{options.model}": the draft has {draft.vocab_size} token ids, the target '
-            f"{context.target.vocab_size}, and there are no two tokenizers to tell whether that is padding; put the "
-            "draft's tokenizer files into its folder"
+            f"{context.target.vocab_size}, and there are no two tokenizers to tell whether that is padding; {lack}"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from specplug.config.engine_terms import NO_TOKENIZER
 from specplug.errors import ConfigError
 from specplug.tli.spelling import Spelling, find_spelling
 
@@ -170,9 +171,13 @@ class Vocabulary:
 
 def _check(tokenizer: Any, side: str) -> None:
     if tokenizer is None:
+        lack = (
+            NO_TOKENIZER
+            if side == "target"
+            else f"the {side} model has none; put its tokenizer files beside its weights"
+        )
         raise ConfigError(
-            f"speculative_config.use_heterogeneous_vocab compares the two tokenizers, and the {side} model has none; "
-            "put its tokenizer files beside its weights (and leave skip_tokenizer_init out), or use a draft model "
+            f"speculative_config.use_heterogeneous_vocab compares the two tokenizers, and {lack}, or use a draft model "
             "with the target's own vocabulary"
         )
     missing = [name for name in _NEEDED if not hasattr(tokenizer, name)]

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from transformers import (
 from specplug.adapters import transformers as door
 from specplug.adapters.transformers import generate, release, sessions
 from specplug.errors import ConfigError, ModelError, RequestError
+from specplug.testing import toy_tokenizer
 from specplug.testing.architectures import SUPPORTED_ARCHITECTURES, tiny_model
 
 NGRAM = {
@@ -562,6 +564,23 @@ def test_spec_is_needed_and_checked(llama: Any) -> None:
         ours(llama, prompts(9), {**NGRAM, "prompt_lookup_maxi": 3}, max_new_tokens=4)
     with pytest.raises(ModelError, match="alibi"):
         ours(tiny_model("bloom"), prompts(9), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("is_heterogeneous", [True, False])
+def test_a_tokenizer_that_a_method_needs_is_asked_for_by_this_calls_name(
+    llama: Any, tmp_path: Path, is_heterogeneous: bool
+) -> None:
+    texts = [f"<{number}>" for number in range(VOCAB_SIZE - 1)]
+    tiny_model("llama", vocab_size=VOCAB_SIZE - 1).save_pretrained(tmp_path)
+    toy_tokenizer(texts).save_pretrained(tmp_path)
+    spec = {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 2}
+    spec["use_heterogeneous_vocab"] = is_heterogeneous
+    with pytest.raises(
+        ConfigError, match="this call has no tokenizer of the target; pass spec_tokenizer=tokenizer"
+    ) as e:
+        ours(llama, prompts(6), spec, max_new_tokens=3)
+    assert "skip_tokenizer_init" not in str(e.value)
+    ours(llama, prompts(6), spec, max_new_tokens=3, spec_tokenizer=toy_tokenizer([*texts, "more"]))
 
 
 def test_a_streamer_takes_one_row(llama: Any) -> None:

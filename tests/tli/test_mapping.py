@@ -215,7 +215,7 @@ def test_a_missing_tokenizer_is_named(side: Any, tokenizers: Any) -> None:
     none = side(None, 300)
     with pytest.raises(ConfigError, match="the draft model has none; put its tokenizer files beside its weights"):
         open_space(good, none)
-    with pytest.raises(ConfigError, match="the target model has none"):
+    with pytest.raises(ConfigError, match="the target has no tokenizer; give it with tokenizer="):
         open_space(none, good)
 
 

@@ -137,6 +137,9 @@ class Batch:
     """``specplug_advance`` only: tapped layer -> per row ``[len(new_token_ids[r]), hidden]``. Position t
     holds the state that read token t. Layers are those that the registered methods' capabilities name:
     layer i is the residual stream after i decoder layers (0: the embeddings), before any final norm."""
+    step_price: float | None = None
+    """What a step takes besides the time of its tokens, in tokens; None where the host does not know. A draft token
+    costs as much as any other."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -172,6 +175,7 @@ class Batch:
             num_verify_steps=pick(self.num_verify_steps),
             new_token_ids=pick(self.new_token_ids),
             new_hidden_states={layer: pick(states) for layer, states in self.new_hidden_states.items()},
+            step_price=self.step_price,
         )
 
 

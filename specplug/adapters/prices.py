@@ -1,17 +1,19 @@
-"""What verifying a draft costs, in steps of plain decoding: given, or measured while a server runs."""
+"""What verifying a draft costs: given, or measured while a server runs."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-__all__ = ["MeasuredPrices", "Prices"]
+__all__ = ["MeasuredPrices", "MeasuredStepPrice", "Prices"]
 
 
 @dataclass(slots=True)
 class Prices:
-    """A draft of n tokens costs ``draft + n * token``; ``token`` is above 0 and below 1."""
+    """A draft of n tokens costs ``draft + n * token`` steps of plain decoding; ``token`` is above 0 and below 1."""
 
     draft: float
     token: float
@@ -54,6 +56,42 @@ class MeasuredPrices(Prices):
             self._seen.add(num_draft_tokens, min(max(cost, 0.0), float(num_draft_tokens)))
         intercept, slope = (self._guess + self._seen).line()
         self.draft, self.token = max(intercept, 0.0), min(max(slope, self.LEAST), self.MOST)
+
+
+class MeasuredStepPrice:
+    """What a step takes besides the time of its tokens, in tokens: from the times of the last steps.
+
+    It is told by Tukey's resistant line, through the medians of the third with the fewest tokens and of that with the
+    most (Exploratory Data Analysis, 1977, chapter 10): steps that waited for something else do not move it. It stays
+    what it is while steps are all alike.
+    """
+
+    NUM_STEPS = 128
+    LEAST_STEPS = 24
+    LEAST_SPREAD = 4.0
+    """Tokens between the two thirds, below which they tell nothing."""
+    LEAST, MOST = 1.0, 4096.0
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        """In tokens."""
+        self._steps: deque[tuple[int, float]] = deque(maxlen=self.NUM_STEPS)
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """A step of all requests' tokens, draft tokens included, took that long."""
+        self._steps.append((num_tokens, seconds))
+        if len(self._steps) < self.LEAST_STEPS:
+            return
+        steps, third = sorted(self._steps, key=itemgetter(0)), len(self._steps) // 3
+        (few, few_s), (many, many_s) = _middle(steps[:third]), _middle(steps[-third:])
+        if many - few >= self.LEAST_SPREAD:
+            token_s = max((many_s - few_s) / (many - few), few_s / (self.MOST + few))
+            self.value = max((few_s + many_s) / (2.0 * token_s) - (few + many) / 2.0, self.LEAST)
+
+
+def _middle(steps: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Median tokens and median seconds."""
+    return statistics.median(size for size, _ in steps), statistics.median(seconds for _, seconds in steps)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -180,15 +180,17 @@ class TokenDoor:
         if acceptance is not None:
             acceptance.specplug_start_session(self.target.session(self.num_speculative_tokens))
 
-    def step(self, rows: Sequence[DoorRow], *, after_a_gap: bool = False) -> list[list[int]]:
+    def step(
+        self, rows: Sequence[DoorRow], *, after_a_gap: bool = False, step_price: float | None = None
+    ) -> list[list[int]]:
         """Take the texts as they are now, and give one draft per row, ``[]`` for none.
 
-        ``after_a_gap``: see ``RequestTracker.follow``.
+        ``after_a_gap``: see ``RequestTracker.follow``; ``step_price``: as in ``Batch``.
         """
         if self._is_off:
             return [[] for _ in rows]
         try:
-            return self._step(rows, after_a_gap)
+            return self._step(rows, after_a_gap, step_price)
         except Exception:
             if self._strict:
                 raise
@@ -212,14 +214,14 @@ class TokenDoor:
 
     # --- the step ---------------------------------------------------------------------------------------------
 
-    def _step(self, rows: Sequence[DoorRow], after_a_gap: bool) -> list[list[int]]:
+    def _step(self, rows: Sequence[DoorRow], after_a_gap: bool, step_price: float | None) -> list[list[int]]:
         requests = self._tracker.follow(rows, after_a_gap=after_a_gap)
         self._finish(self._tracker.take_absent())
         for request in requests:
             if request.is_new:
                 self._start(request)
         steps = [step for step in map(_settle, requests) if step is not None]
-        batch = self._batch(requests)
+        batch = self._batch(requests, step_price)
         self.hooks.advance(self._advance_batch(requests, batch))
         started = time.perf_counter()
         drafts = self._propose(rows, requests, batch)
@@ -261,7 +263,7 @@ class TokenDoor:
             return "no_proposer"
         return "no_proposal" if limit else "limit"
 
-    def _batch(self, requests: Sequence[TrackedRequest]) -> Batch:
+    def _batch(self, requests: Sequence[TrackedRequest], step_price: float | None) -> Batch:
         most = self.target.max_model_len
         return Batch(
             requests=tuple(each.request for each in requests if each.request is not None),
@@ -269,19 +271,13 @@ class TokenDoor:
             num_computed_tokens=tuple(each.num_tokens - 1 for each in requests),
             remaining=tuple(most - each.num_tokens for each in requests),
             num_verify_steps=tuple(each.num_verify_steps for each in requests),
+            step_price=step_price,
         )
 
     def _advance_batch(self, requests: Sequence[TrackedRequest], batch: Batch) -> Batch:
         """With the tokens that the server has read since the last step."""
         new = [each.text[0 if each.is_new else each.num_before - 1 : -1] for each in requests]
-        return Batch(
-            requests=batch.requests,
-            token_ids=batch.token_ids,
-            num_computed_tokens=batch.num_computed_tokens,
-            remaining=batch.remaining,
-            num_verify_steps=batch.num_verify_steps,
-            new_token_ids=tuple(map(TokenIds, new)),
-        )
+        return replace(batch, new_token_ids=tuple(map(TokenIds, new)))
 
     def _start(self, tracked: TrackedRequest) -> None:
         prompt = TokenIds(tracked.buffer[: tracked.num_before].copy())

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specplug.adapters.step_times import StepTimes
 from specplug.adapters.token_door import TokenDoor
 from specplug.adapters.tracking import DoorRow
 from specplug.adapters.vllm_metrics import MetricsExport, as_own, flat_counts
@@ -53,7 +54,11 @@ class CustomClassProposer:
         self._options = read_options(vllm_config, self.method)
         self._target = read_target(vllm_config)
         TokenDoor.check(_DOOR, self._options.speculative_config, self._target, plugins=self._options.plugins)
-        self._is_first_rank = getattr(getattr(vllm_config, "parallel_config", None), "rank", 0) == 0
+        parallel = getattr(vllm_config, "parallel_config", None)
+        self._is_first_rank = getattr(parallel, "rank", 0) == 0
+        # Ranks have to draft alike, and their clocks differ; our own host shows no ranks and has its own rule.
+        is_alone = getattr(parallel, "world_size", None) == 1
+        self._step_times = StepTimes(self._target.device) if is_alone and self._options.step_price is None else None
         self._served_name = getattr(vllm_config.model_config, "served_model_name", None)
         self._notes = server_notes(vllm_config)
         self._reason_off = _release_fault()
@@ -107,11 +112,20 @@ class CustomClassProposer:
                 DoorRow(token_ids_cpu[row, :length], num_new=len(sampled))
                 for row, (length, sampled) in enumerate(zip(lengths, sampled_token_ids, strict=True))
             ]
-            drafts = door.step(rows, after_a_gap=self._may_have_skipped)
+            if self._step_times is not None:
+                self._step_times.asked(lengths, list(map(len, sampled_token_ids)))
+            drafts = door.step(rows, after_a_gap=self._may_have_skipped, step_price=self.step_price)
             self._may_have_skipped = max(lengths, default=0) >= self._skip_length
+            if self._step_times is not None:
+                self._step_times.answered(lengths, sum(map(len, drafts)))
         except Exception as error:  # noqa: BLE001 - vLLM's engine would die of it
             return self._give_up(error, len(sampled_token_ids))
         return drafts
+
+    @property
+    def step_price(self) -> float | None:
+        """What a step takes besides its tokens, in tokens, as far as is known; None where ranks could differ in it."""
+        return self._options.step_price if self._step_times is None else self._step_times.step_price
 
     def metrics(self) -> list[Metric]:
         """Acceptance counts so far, under names that begin with ``specplug:``.

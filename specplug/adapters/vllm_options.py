@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,12 +43,14 @@ _OWN_KEYS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """``speculative_config`` and ``plugins``: as ``specplug.LLM`` takes them. ``metrics_port``: serves counts."""
+    """``speculative_config`` and ``plugins``: as ``specplug.LLM`` takes them. ``metrics_port``: serves counts.
+    ``step_price``: as in ``Batch``; None: not given."""
 
     num_speculative_tokens: int
     speculative_config: Mapping[str, Any]
     plugins: Sequence[Mapping[str, Any] | str] = ()
     metrics_port: int | None = None
+    step_price: float | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,6 +65,12 @@ def read_options(vllm_config: Any, method: str) -> VllmOptions:
     plugins, port = given.pop("plugins", ()), given.pop("metrics_port", None)
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
         faults.append(f"{_WHERE}: metrics_port={port!r} is no port; write a number from 1 to 65535, or leave it out")
+    step_price = given.pop("step_price", None)
+    if step_price is not None and not _is_price(step_price):
+        faults.append(
+            f"{_WHERE}: step_price={step_price!r}: what a step takes besides its tokens, in tokens, is a number "
+            "above 0; write 20, or leave it out, and it is measured"
+        )
     if given.get("draft_sample_method", "greedy") != "greedy":
         faults.append(
             f"{_WHERE}: draft_sample_method={given['draft_sample_method']!r}: vLLM takes draft tokens and not the "
@@ -83,8 +92,13 @@ def read_options(vllm_config: Any, method: str) -> VllmOptions:
         },
         plugins=plugins,
         metrics_port=port,
+        step_price=step_price,
         additional_config={key: value for key, value in additional.items() if key != OPTIONS},
     )
+
+
+def _is_price(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _own_keys(server: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _CONFIG_FIELDS = {
     ),
     ("config/scheduler.py", "SchedulerConfig"): ("max_num_seqs", "async_scheduling"),
     ("config/device.py", "DeviceConfig"): ("device",),
-    ("config/parallel.py", "ParallelConfig"): ("rank",),
+    ("config/parallel.py", "ParallelConfig"): ("rank", "world_size"),
 }
 
 SYMBOLS: tuple[Symbol, ...] = (

@@ -6,7 +6,7 @@ not import torch.
 
 from __future__ import annotations
 
-from specplug.proposers.backoff import BackOff, Load
+from specplug.proposers.backoff import BackOff, Load, PricedLoad, load_of
 from specplug.proposers.base import Proposer, RowProposer, rows_to_draft
 from specplug.proposers.composite import CompositeProposer
 from specplug.proposers.index import CountingAutomaton, SequenceIndex, SuffixAutomaton, TokenIndex
@@ -16,10 +16,12 @@ __all__ = [
     "CompositeProposer",
     "CountingAutomaton",
     "Load",
+    "PricedLoad",
     "Proposer",
     "RowProposer",
     "SequenceIndex",
     "SuffixAutomaton",
     "TokenIndex",
+    "load_of",
     "rows_to_draft",
 ]

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from operator import eq
 
-__all__ = ["BackOff", "Load", "expected_accepted"]
+from specplug.types import Batch
+
+__all__ = ["BackOff", "Load", "PricedLoad", "expected_accepted", "load_of"]
 
 _EVEN_ROWS = {"cpu": 6}
 """Requests in a step in which a draft token has to be as likely as not (SmolLM2 in bfloat16, 2 cores: one more token
@@ -18,6 +20,8 @@ _MOST_NEEDED = 0.8
 """However large the batch, text that is sure to be a copy is drafted."""
 _STEP_PRICE = 4.0
 """What it costs a step that any request drafts at all, in tokens: rows of unequal length, a verification."""
+_GROWTH = 1.001
+"""A chance that grows by less has been found."""
 
 
 def expected_accepted(rate: float, num_tokens: int) -> float:
@@ -40,9 +44,17 @@ class Load:
         even = _EVEN_ROWS.get(device.partition(":")[0], _EVEN_ROWS_ELSEWHERE)
         self.least_chance = min(num_rows**2 / (num_rows**2 + even**2), _MOST_NEEDED)
 
+    def lengths(self, rates: Sequence[float], num_drafted: Sequence[int]) -> list[int]:
+        """How many tokens of each draft of a step to keep; none of any where all together do not pay.
+
+        ``rates``: the chance of each draft's tokens, as for :meth:`length`; ``num_drafted``: how many there are.
+        """
+        kept = _likely_lengths(rates, num_drafted, self.least_chance)
+        return kept if self.pays(sum(map(self.gain, rates, kept))) else [0] * len(kept)
+
     def length(self, rate: float) -> int:
         """How many tokens are likely enough, each accepted with chance ``rate`` (below 1) if those before it were."""
-        return int(math.log(self.least_chance) / math.log(rate))
+        return _likely_length(rate, self.least_chance)
 
     def gain(self, rate: float, num_tokens: int) -> float:
         """What a draft is expected to bring, less its cost, in tokens."""
@@ -51,6 +63,48 @@ class Load:
     def pays(self, gain: float) -> bool:
         """Whether the gain of all drafts of a step is worth drafting in it."""
         return gain >= _STEP_PRICE
+
+
+class PricedLoad(Load):
+    """The same where it is known what a step costs: the drafts that give the most tokens a second.
+
+    A step takes the time of ``step_price`` tokens, and that of every token in it. A draft token pays if it is
+    accepted with a chance above the tokens that the step gives for the time of one. The best drafts are found by
+    Dinkelbach's method (Management Science 13, 1967): begin with the ratio of a step without drafts, take all that
+    pays at it, and repeat with the ratio that follows until it grows no more.
+    """
+
+    __slots__ = ("_num_rows", "_step_price")
+
+    def __init__(self, num_rows: int, step_price: float) -> None:
+        self._num_rows, self._step_price = num_rows, step_price
+        self.least_chance = num_rows / (step_price + num_rows)
+
+    def lengths(self, rates: Sequence[float], num_drafted: Sequence[int]) -> list[int]:
+        """How many tokens of each draft of a step to keep, as in :class:`Load`."""
+        least_chance = self.least_chance
+        while True:
+            kept = _likely_lengths(rates, num_drafted, least_chance)
+            num_tokens = self._num_rows + sum(map(expected_accepted, rates, kept))
+            found = num_tokens / (self._step_price + self._num_rows + sum(kept))
+            if found <= least_chance * _GROWTH:
+                return kept
+            least_chance = found
+
+
+def load_of(batch: Batch, device: str) -> Load:
+    """What draft tokens have to promise in the step of ``batch``."""
+    if batch.step_price is None:
+        return Load(len(batch), device)
+    return PricedLoad(len(batch), batch.step_price)
+
+
+def _likely_lengths(rates: Sequence[float], num_drafted: Sequence[int], least_chance: float) -> list[int]:
+    return [min(most, _likely_length(rate, least_chance)) for rate, most in zip(rates, num_drafted, strict=True)]
+
+
+def _likely_length(rate: float, least_chance: float) -> int:
+    return int(math.log(least_chance) / math.log(rate))
 
 
 class BackOff:
@@ -65,7 +119,7 @@ class BackOff:
 
         back_off.review(token_ids)
         back_off.note(draft, len(token_ids), match_length)
-        draft = draft[: load.length(back_off.rate(match_length))]
+        (length,) = load.lengths([back_off.rate(match_length)], [len(draft)])
     """
 
     __slots__ = ("_draft", "_match_length", "_num_hits", "_num_misses", "_start")

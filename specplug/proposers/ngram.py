@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
-from specplug.proposers.backoff import BackOff, Load
+from specplug.proposers.backoff import BackOff, load_of
 from specplug.proposers.base import Proposer, rows_to_draft
 from specplug.proposers.index import SequenceIndex, TokenIndex
 from specplug.types import Batch, Draft, Request, TokenIds
@@ -119,8 +119,7 @@ class NgramProposer(Proposer):
 
     def propose(self, batch: Batch, limits: Sequence[int]) -> Draft:
         drafts: list[list[int]] = [[] for _ in batch.requests]
-        load = Load(len(batch), self.device)
-        gain = 0.0
+        rates = [BackOff.FIRST_RATE] * len(batch)
         for row in rows_to_draft(batch, limits):
             state = self._state(batch.request_ids[row])
             token_ids = batch.token_ids[row]
@@ -130,12 +129,11 @@ class NgramProposer(Proposer):
                 match_length = state.index.match_length
                 state.back_off.review(token_ids)
                 state.back_off.note(draft, len(token_ids), match_length)
-                rate = state.back_off.rate(match_length)
-                draft = draft[: load.length(rate)]
-                gain += load.gain(rate, len(draft))
+                rates[row] = state.back_off.rate(match_length)
             drafts[row] = draft
-        if self.options.ngram_backoff and not load.pays(gain):
-            drafts = [[] for _ in drafts]
+        if self.options.ngram_backoff:
+            lengths = load_of(batch, self.device).lengths(rates, list(map(len, drafts)))
+            drafts = [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
         return Draft.from_lists(drafts, source=self.name)
 
     def _look_up(self, index: TokenIndex, token_ids: TokenIds, limit: int) -> list[int]:

@@ -21,6 +21,7 @@ import pytest
 
 from specplug import LLM, SamplingParams
 from specplug.adapters import token_door
+from specplug.adapters.step_times import StepTimes
 from specplug.adapters.vllm import CustomClassProposer, DraftModelProposer, NgramProposer, WorkerExtension
 from specplug.adapters.vllm_metrics import MetricsExport
 from specplug.adapters.vllm_options import ENVIRONMENT
@@ -42,10 +43,11 @@ def vllm_config(
     max_num_seqs: int = 8,
     max_model_len: int = 256,
     vocab_size: int = 64,
+    world_size: int = 2,
     options: dict[str, Any] | None = None,
     **speculative: Any,
 ) -> Any:
-    """What vLLM hands the constructor, as far as the door reads it."""
+    """What vLLM hands the constructor, as far as the door reads it. With one rank drafts depend on the clock."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=num_speculative_tokens, **speculative),
         model_config=SimpleNamespace(
@@ -58,7 +60,7 @@ def vllm_config(
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, async_scheduling=False),
         device_config=SimpleNamespace(device="cpu"),
-        parallel_config=SimpleNamespace(rank=0),
+        parallel_config=SimpleNamespace(rank=0, world_size=world_size),
         additional_config={"specplug": options} if options else {},
     )
 
@@ -203,6 +205,8 @@ def test_the_generic_class_takes_its_method_from_the_options() -> None:
         ({"method": "suffix"}, 'drafts with "ngram"'),
         ({"draft_sample_method": "probabilistic"}, "drafts are greedy there"),
         ({"metrics_port": 70000}, "no port"),
+        ({"step_price": 0}, "is a number above 0"),
+        ({"step_price": "20"}, "is a number above 0"),
         ([], None),
         ("ngram", "not a mapping"),
     ],
@@ -294,6 +298,90 @@ def test_only_the_first_rank_announces_and_exports(caplog: pytest.LogCaptureFixt
     assert not caplog.records
     assert proposer._export is None
     assert proposer.is_drafting
+
+
+# --- what a step costs --------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The server's time: ``step_s`` for a step and ``token_s`` for each token in it."""
+
+    def __init__(self, *, step_s: float, token_s: float = 0.001) -> None:
+        self.now_s, self.step_s, self.token_s = 0.0, step_s, token_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def drafted(proposer: CustomClassProposer, clock: Clock, *, num_steps: int = 80, num_rows: int = 8) -> list[int]:
+    """Draft tokens of each step, while ``num_rows`` requests count to five, wrongly at every fifth token or so."""
+    source = random.Random(0)
+    texts = [[10 + row, 1, 2, 3, 4, 5, 1] for row in range(num_rows)]
+    token_ids, num_tokens = np.zeros((8, 4096), dtype=np.int32), np.zeros(8, dtype=np.int32)
+    new = [[1]] * num_rows
+    totals = []
+    for _ in range(num_steps):
+        for row, text in enumerate(texts):
+            token_ids[row, : len(text)], num_tokens[row] = text, len(text)
+        drafts = proposer.propose(new, num_tokens, token_ids)
+        totals.append(sum(map(len, drafts)))
+        clock.now_s += clock.step_s + clock.token_s * (num_rows + totals[-1])
+        new = [_written(text, draft, source) for text, draft in zip(texts, drafts, strict=True)]
+    return totals
+
+
+def _written(text: list[int], draft: list[int], source: random.Random) -> list[int]:
+    """Write until the draft is wrong, and a token beyond it if it never is."""
+    start = len(text)
+    for token in [*draft, None]:
+        text.append(text[-1] % 5 + 1 if source.random() < 0.8 else source.randrange(1, 6))
+        if text[-1] != token:
+            break
+    return text[start:]
+
+
+def timed_by(clock: Clock, **options: Any) -> CustomClassProposer:
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    proposer = built(vllm_config(max_model_len=4096, world_size=1, options=lookup | options))
+    if proposer._step_times is not None:
+        proposer._step_times = StepTimes(clock=clock)
+    return proposer
+
+
+def test_the_door_measures_what_a_step_costs_and_drafts_by_it() -> None:
+    found = {}
+    for step_price in (4.0, 20.0, 200.0):
+        clock = Clock(step_s=0.001 * step_price)
+        proposer = timed_by(clock)
+        assert proposer.step_price == 20.0, "the guess"
+        found[step_price] = sum(drafted(proposer, clock)[40:])
+        assert proposer.step_price == pytest.approx(step_price, rel=0.1)
+    assert found[4.0] < found[20.0] < found[200.0]
+
+
+def test_with_a_price_that_is_given_drafts_do_not_depend_on_the_clock() -> None:
+    totals = []
+    for clock in (Clock(step_s=0.001), Clock(step_s=1.0)):
+        proposer = timed_by(clock, step_price=20)
+        totals.append(drafted(proposer, clock))
+        assert proposer.step_price == 20
+    assert totals[0] == totals[1]
+    assert sum(totals[0])
+
+
+@pytest.mark.parametrize("parallel", [{"world_size": 2}, {}])
+def test_ranks_draft_alike_whatever_their_clocks_say(parallel: dict[str, int]) -> None:
+    """Where vLLM does not say how many there are, there may be several."""
+    totals = []
+    for rank in range(2):
+        config = vllm_config(max_model_len=4096, options={"prompt_lookup_min": 1, "prompt_lookup_max": 3})
+        config.parallel_config = SimpleNamespace(rank=rank, **parallel)
+        proposer = built(config)
+        assert proposer._step_times is None
+        assert proposer.step_price is None
+        totals.append(drafted(proposer, Clock(step_s=0.001 if rank else 1.0)))
+    assert totals[0] == totals[1]
+    assert sum(totals[0])
 
 
 SOURCE = """

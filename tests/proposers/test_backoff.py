@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.proposers.backoff import BackOff, Load
+from specplug.proposers.backoff import BackOff, Load, PricedLoad, expected_accepted, load_of
+from specplug.types import Batch
 
 HIT, MISS = 1, 2
 
@@ -47,6 +50,60 @@ def test_a_step_is_only_drafted_in_for_more_than_it_costs() -> None:
     assert not load.pays(0.0)
     assert not load.pays(load.gain(0.5, 1))
     assert load.pays(4 * load.gain(0.8, 4))
+
+
+def test_all_drafts_of_a_step_are_cut_or_none_is_kept() -> None:
+    assert Load(4).lengths([0.9, 0.5, 0.9, 0.9], [20, 4, 3, 0]) == [11, 1, 3, 0]
+    assert Load(4).lengths([0.5] * 4, [1, 1, 0, 0]) == [0] * 4, "together they bring less than a step costs"
+    assert Load(4).lengths([], []) == []
+
+
+def tokens_a_cost(step_price: float, rates: list[float], lengths: list[int]) -> float:
+    """Tokens that a step is expected to give, for each token's time that it takes."""
+    num_rows = len(rates)
+    num_expected = num_rows + sum(map(expected_accepted, rates, lengths))
+    return num_expected / (step_price + num_rows + sum(lengths))
+
+
+@given(
+    drafts=st.lists(st.tuples(st.floats(0.01, 0.99), st.integers(0, 5)), min_size=1, max_size=4),
+    step_price=st.floats(0.5, 500.0),
+)
+def test_with_a_price_the_drafts_give_the_most_tokens_a_second(
+    drafts: list[tuple[float, int]], step_price: float
+) -> None:
+    rates, num_drafted = [rate for rate, _ in drafts], [most for _, most in drafts]
+    kept = PricedLoad(len(rates), step_price).lengths(rates, num_drafted)
+    assert all(length <= most for length, most in zip(kept, num_drafted, strict=True))
+    best = max(
+        tokens_a_cost(step_price, rates, list(lengths))
+        for lengths in itertools.product(*(range(most + 1) for most in num_drafted))
+    )
+    assert tokens_a_cost(step_price, rates, kept) >= best * 0.998
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 64])
+def test_a_dearer_token_is_drafted_less(num_rows: int) -> None:
+    totals = [
+        sum(PricedLoad(num_rows, step_price).lengths([0.8] * num_rows, [16] * num_rows)) for step_price in (400, 20, 1)
+    ]
+    assert totals[0] > totals[1] > totals[2]
+
+
+def test_what_a_token_needs_does_not_depend_on_the_load_s_past() -> None:
+    load = PricedLoad(8, 20.0)
+    poor = load.lengths([0.4] * 8, [8] * 8)
+    load.lengths([0.99] * 8, [32] * 8)
+    assert load.lengths([0.4] * 8, [8] * 8) == poor != [0] * 8
+
+
+def test_the_price_comes_with_the_batch() -> None:
+    def batch(step_price: float | None) -> Batch:
+        return Batch((), (), (), (), (), step_price=step_price)
+
+    assert type(load_of(batch(None), "cpu")) is Load
+    assert isinstance(load_of(batch(20.0), "cpu"), PricedLoad)
+    assert batch(20.0).select([]).step_price == 20.0
 
 
 def test_the_rate_follows_the_drafts() -> None:

@@ -127,16 +127,11 @@ class SuffixDrafter:
         if most is not None and total > most:
             found = [(*each[:-1], each[-1] * most // total) for each in found]
         drafts = [self._draft(text, each).tolist() for text, each in zip(texts, found, strict=True)]
-        return drafts if load is None else self._paying(texts, drafts, load)
-
-    def _paying(self, texts: Sequence[RequestText], drafts: list[list[int]], load: Load) -> list[list[int]]:
-        gain = 0.0
-        for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            if draft and text.counts is not None:
-                rate = text.counts.rate
-                drafts[number] = draft[: load.length(rate)]
-                gain += load.gain(rate, len(drafts[number]))
-        return drafts if load.pays(gain) else [[] for _ in drafts]
+        if load is None:
+            return drafts
+        rates = [0.5 if text.counts is None else text.counts.rate for text in texts]
+        lengths = load.lengths(rates, [len(draft) for draft in drafts])
+        return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def finish(self, text: RequestText) -> None:
         """The request ended; what it wrote stays in its namespace."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specplug import Batch, ConfigError, Draft, Request, SourceSpan, TokenIds, hookimpl
-from specplug.proposers import Load, Proposer, rows_to_draft
+from specplug.proposers import Proposer, load_of, rows_to_draft
 from specplug_suffix.acceptance import AcceptanceRow
 from specplug_suffix.drafter import RequestText, SuffixDrafter
 from specplug_suffix.options import SuffixOptions
@@ -88,7 +88,7 @@ class SuffixProposer(Proposer):
                 rows.append(row)
                 texts.append(text)
         drafts: list[list[int]] = [[] for _ in batch.requests]
-        load = Load(len(batch), self.device) if self.options.suffix_backoff else None
+        load = load_of(batch, self.device) if self.options.suffix_backoff else None
         found = self._drafter.propose_all(texts, [limits[row] for row in rows], load)
         for row, draft in zip(rows, found, strict=True):
             drafts[row] = draft

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ class Host:
 
     def finish(self, name: str) -> None:
         self.made.specplug_finish_request(self.requests[name])
+
+
+def test_drafts_are_longer_where_a_step_costs_more_than_its_tokens() -> None:
+    totals = {}
+    for step_price in (2.0, 2000.0):
+        made = Host(proposer(suffix_backoff=True))
+        names = [f"r{number}" for number in range(8)]
+        for number, name in enumerate(names):
+            made.start(name, [*range(10), 50 + number] * 2)
+        made.write(**{name: [0] for name in names})
+        batch = replace(made.batch(names), step_price=step_price)
+        totals[step_price] = sum(made.made.propose(batch, [8] * 8).num_draft_tokens)
+    assert totals[2.0] == 0, "half of the tokens are right, as far as is known at first"
+    assert totals[2000.0] > 16
 
 
 def test_drafts_sources_and_confidence() -> None:

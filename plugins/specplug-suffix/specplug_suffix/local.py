@@ -12,13 +12,15 @@ from specplug.proposers.index import ROOT, CountingAutomaton, SuffixAutomaton
 __all__ = ["LocalIndex", "num_equal", "token_array"]
 
 REACH = 32
-"""How far ahead of where a copy broke off it may go on; matches longer than this count as equally long for it."""
+"""How far ahead of where a copy broke off it may go on; longer matches elsewhere are not given up for it."""
 PATIENCE = 8
 """Tokens that may come in between."""
 WEAK_MATCH = 4
 """A longer match elsewhere ends the wait."""
 CARRIED = 4
 """A copy that goes on counts one in so many tokens of its match before the break on top of the match after it."""
+MAX_WAITING = 32
+"""A copy is indexed so many tokens at a time: its match is known without."""
 
 
 def token_array(token_ids: Sequence[int]) -> array[int]:
@@ -46,15 +48,21 @@ class LocalIndex:
 
     Output often copies a stretch of the text with changes in between. Where the copied text ends and the output
     brings something else, the place is kept: if the next tokens are found again within ``REACH`` tokens after it, the
-    copy goes on there. This follows from the text alone, however it comes in pieces.
+    copy goes on there. This follows from the text alone, however it comes in pieces. While a copy goes on, its match is
+    known without the automaton, which gets the tokens later, together.
     """
 
-    __slots__ = ("_broken_at", "_carried", "_num_waited", "_source", "automaton", "last", "token_ids")
+    __slots__ = ("_automaton", "_broken_at", "_carried", "_last", "_num_indexed", "_num_waited", "_source",
+                 "match_length", "token_ids")  # fmt: skip
 
     def __init__(self, *, counts: bool = False) -> None:
-        self.automaton = CountingAutomaton() if counts else SuffixAutomaton()
+        self._automaton = CountingAutomaton() if counts else SuffixAutomaton()
         self.token_ids = array("i")
-        self.last = ROOT
+        self.match_length = 0
+        """Length of the longest ending that occurred before."""
+        self._last = ROOT
+        self._num_indexed = 0
+        """Tokens in the automaton. While those after them wait, the copy is an occurrence of the longest ending."""
         self._source = 0
         """Position of the token that comes next if the copy goes on; 0: nothing is copied, or the copy broke off."""
         self._carried = 0
@@ -67,51 +75,59 @@ class LocalIndex:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def append(self, token_ids: Sequence[int]) -> array[int]:
-        """Index the next tokens and return them; ids that cannot be raise and leave everything as it was."""
-        ids = token_array(token_ids)
-        start = len(self.token_ids)
-        self.token_ids.extend(ids)
-        self.last = self.automaton.extend_newest(self.last, ids, start, start - 1)
-        return ids
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Index the next tokens; ids that cannot be raise and leave everything as it was."""
+        self.token_ids.extend(token_array(token_ids))
+        self._index()
+        self.match_length = self._automaton.lengths[self.match_state]
 
-    def append_output(self, token_ids: Sequence[int]) -> array[int]:
+    def append_output(self, token_ids: Sequence[int]) -> None:
         """The same for tokens of the output, in which copies are followed."""
-        ids = new_ids = token_array(token_ids)
-        text, automaton = self.token_ids, self.automaton
-        start, source = len(text), self._source
+        ids = token_array(token_ids)
+        text, source = self.token_ids, self._source
+        start = len(text)
         text.extend(ids)
         if source and ids and text[source] == ids[0]:
             num_copied = num_equal(ids, text[source : source + len(ids)]) if len(ids) > 1 else 1
-            self._source = source + num_copied
-            self.last = automaton.extend_newest(self.last, ids[:num_copied], start, start - 1)
+            source = self._source = source + num_copied
+            self.match_length += num_copied
             start += num_copied
-            ids = ids[num_copied:]
-        if ids:
-            length_before = automaton.lengths[automaton.links[self.last]] if self.last != ROOT else 0
-            matches: list[tuple[int, int]] = []
-            self.last = automaton.extend_newest(self.last, ids, start, start - 1, matches)
-            for position, (length, end) in enumerate(matches, start):
-                source = self._source
-                if source and text[source] == text[position]:
-                    self._source = source + 1
-                elif source or self._carried:
-                    self._leave_copy(length_before, length, end, position + 1)
-                elif length:
-                    self._source = end + 1
-                length_before = length
-        return new_ids
+            if start == len(text) and start - self._num_indexed < MAX_WAITING:
+                return
+        num_waiting = start - self._num_indexed
+        matches: list[tuple[int, int]] = []
+        self._index(matches)
+        for length, end in matches[num_waiting:]:
+            if source and text[source] == text[start]:
+                source += 1
+            elif self._carried or (source and self.match_length >= CARRIED):
+                source = self._leave_copy(source, length, end, start + 1)
+            else:
+                source = end + 1 if length else 0
+            start += 1
+            self.match_length = length
+        self._source = source
 
-    def match(self) -> tuple[int, int, int, int]:
-        """The longest ending that occurred before: its state, ``ROOT`` for none; its length; the position of the token
-        that followed the chosen occurrence; and how many tokens it counts for in addition."""
-        automaton = self.automaton
-        state = automaton.links[self.last]
-        if state <= ROOT:
-            return ROOT, 0, 0, 0
+    def match(self) -> tuple[int, int, int]:
+        """The longest ending that occurred before: its length, 0 for none; the position of the token that followed the
+        chosen occurrence; and how many tokens it counts for in addition."""
         if self._source:
-            return state, automaton.lengths[state], self._source, self._carried
-        return state, automaton.lengths[state], automaton.ends[state] + 1, 0
+            return self.match_length, self._source, self._carried
+        if self.match_length:
+            return self.match_length, self._automaton.ends[self.match_state] + 1, 0
+        return 0, 0, 0
+
+    @property
+    def automaton(self) -> SuffixAutomaton:
+        """The automaton of the whole text."""
+        if self._num_indexed < len(self.token_ids):
+            self._index()
+        return self._automaton
+
+    @property
+    def match_state(self) -> int:
+        """The state there of the longest ending that occurred before, ``ROOT`` for none."""
+        return max(ROOT, self.automaton.links[self._last])
 
     def copy(self, start: int, num_tokens: int) -> array[int]:
         """``num_tokens`` tokens from ``start``, a position in the text, on; past its end the copy goes on with itself.
@@ -125,25 +141,31 @@ class LocalIndex:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _leave_copy(self, length_before: int, length: int, end: int, num_tokens: int) -> None:
+    def _index(self, matches: list[tuple[int, int]] | None = None) -> None:
+        start = self._num_indexed
+        new = self.token_ids[start:]
+        self._last = self._automaton.extend_newest(self._last, new, start, start - 1, matches)
+        self._num_indexed = start + len(new)
+
+    def _leave_copy(self, source: int, length: int, end: int, num_tokens: int) -> int:
         """After a token that the copy did not foresee: it goes on further down, or may still, or there is another.
 
-        ``length_before``: of the match before the token; ``length`` and ``end``: of the match with it;
-        ``num_tokens``: length of the text up to it.
+        ``source``: the copy's; ``length`` and ``end``: of the match with the token; ``num_tokens``: length of the text
+        up to it. Returns the new source.
         """
-        if self._source:
-            self._carried = (length_before + self._carried) // CARRIED
-            self._broken_at = self._source
+        if source:
+            self._carried = (self.match_length + self._carried) // CARRIED
+            self._broken_at = source
             self._num_waited = 0
         if self._carried:
-            self._source = self._find_again(min(length, REACH), num_tokens) if length else 0
-            if self._source:
-                return
+            source = self._find_again(length, num_tokens) if 0 < length <= REACH else 0
+            if source:
+                return source
             if self._num_waited < PATIENCE and length <= WEAK_MATCH:
                 self._num_waited += 1
-                return
+                return 0
             self._carried = 0
-        self._source = end + 1 if length else 0
+        return end + 1 if length else 0
 
     def _find_again(self, length: int, num_tokens: int) -> int:
         """Where the last ``length`` of ``num_tokens`` tokens end first after the break, plus 1; 0: not in reach."""

@@ -67,6 +67,7 @@ class Segment:
     def longest_going_on(self, state: int, length: int) -> tuple[int, int]:
         """The longest ending of a match that some text goes on from: state and length, ``(ROOT, 0)`` for none."""
         automaton = self.automaton
+        state = automaton.settle(state, length)
         while state != ROOT and not automaton.goes_on(state):
             state = automaton.links[state]
             length = automaton.lengths[state]

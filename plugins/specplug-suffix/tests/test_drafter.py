@@ -101,6 +101,21 @@ def test_B119_oldest_requests_go_first() -> None:
     assert kept == [[1, 2, 5, 6]] * 2
 
 
+@settings(max_examples=500, deadline=None)
+@given(outputs=st.lists(texts, max_size=5), prompt=texts, output=texts, piece=st.integers(1, 7))
+def test_drafts_do_not_depend_on_the_pieces_in_which_a_text_comes(
+    outputs: list[list[int]], prompt: list[int], output: list[int], piece: int
+) -> None:
+    made = drafter(k=100, factor=100.0, shares_running=False)
+    for each in outputs:
+        run(made, [7, 7, 7], each)
+    text, at_once = begin(made, prompt), begin(made, prompt)
+    for start in range(0, len(output), piece):
+        made.append(text, output[start : start + piece])
+    made.append(at_once, output)
+    assert made.propose(text, 100) == made.propose(at_once, 100)
+
+
 def test_least_probability_counts_what_followed() -> None:
     def draft(least: float) -> list[int]:
         made = drafter(counts=True, min_probability=least)

@@ -15,8 +15,8 @@ __all__ = ["check_together", "check_usage", "clamp_schedule", "read_schedule"]
 
 def check_usage(work: Resolution) -> None:
     """Keys that the chosen method does not read."""
-    if work.method is None:
-        return
+    if work.method is None or (work.known_method is None and work.method_spec is None):
+        return  # of a method that is not there nobody knows what it reads
     for key, value in list(work.values.items()):
         if key not in work.given or work.read_by_plugins(key):
             continue

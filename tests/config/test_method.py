@@ -298,6 +298,11 @@ def test_B155_unknown_method(fault: Any) -> None:
     assert text.endswith("Did you mean ngram?")
 
 
+def test_of_a_misspelt_method_only_the_name_is_a_fault(fault: Any, checkpoint: Any) -> None:
+    text = fault({"method": "eagle_3", "model": checkpoint(**PLAIN), "num_speculative_tokens": 3})
+    assert text.endswith("Did you mean eagle3?")
+
+
 def test_an_unknown_method_is_answered_with_the_proposers_there_are(fault: Any, without: Any, load_error: Any) -> None:
     text = fault({"method": "", "num_speculative_tokens": 3}, without(broken={"suffix": load_error}))
     assert text.startswith('No proposer plugin "". Installed: ngram, custom_class, draft_model, ')

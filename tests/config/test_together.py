@@ -323,7 +323,9 @@ def test_heterogeneous_vocabulary_needs_both_tokenizers(fault: Any, checkpoint: 
     assert f'the draft folder "{folder}" holds none. Put the draft\'s tokenizer.json there.' in fault(config)
     (Path(folder) / "tokenizer.json").touch()
     engine = resolve_engine_args(checkpoint("target"), {"skip_tokenizer_init": True})[0]
-    assert "the target has no tokenizer; give it with tokenizer=..., and leave skip_tokenizer_init out" in fault(config, engine=engine)
+    assert "the target has no tokenizer; give it with tokenizer=..., and leave skip_tokenizer_init out" in fault(
+        config, engine=engine
+    )
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,12 @@ class LLM:
         return self._target.max_model_len
 
     @property
+    def decoder(self) -> str:
+        """What runs the target's forward: "torch", or the name of an installed decoder."""
+        name: str = getattr(self._target, "decoder_name", "torch")
+        return name
+
+    @property
     def acceptance(self) -> Any:
         """The session's ``acceptance`` observer, or None when it is blocked."""
         return self._session.hooks.instance(ACCEPTANCE)

@@ -8,13 +8,14 @@ specplug loaded itself, and only where the layers' results are equal bit for bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import embedding, rms_norm
 
 from specplug.models.attention import attend, packed_attention
+from specplug.models.llama import is_llama_layer, is_llama_model, linears_of, llama_parts
 from specplug.models.packing import PackedLinear
 from specplug.models.rotary import Embeddings, RotaryTable, Turn
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedDecoder", "FusedLayer", "fuse_layers"]
 
-_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-_LAYER_CLASSES = frozenset(f"{family}DecoderLayer" for family in _FAMILIES)
-_MODEL_CLASSES = frozenset(f"{family}ForCausalLM" for family in _FAMILIES)
 _TOKENS_TRIED = (1, 7, 33)
 
 _Call = Callable[[torch.Tensor], torch.Tensor]
@@ -34,6 +32,8 @@ _Call = Callable[[torch.Tensor], torch.Tensor]
 
 class FusedDecoder:
     """The packed forward of a model whose layers are all :class:`FusedLayer`."""
+
+    name = "torch"
 
     def __init__(self, model: Any, num_positions: int) -> None:
         """``num_positions``: positions that steps may hold."""
@@ -47,9 +47,7 @@ class FusedDecoder:
     @classmethod
     def of(cls, model: Any, num_positions: int) -> FusedDecoder | None:
         """None for a model that was not fused, or that does more around its layers than embed, norm and project."""
-        if type(model).__name__ not in _MODEL_CLASSES or type(model.get_input_embeddings()) is not torch.nn.Embedding:
-            return None
-        if not all(type(layer) is FusedLayer for layer in model.get_decoder().layers):
+        if not is_llama_model(model) or not all(type(layer) is FusedLayer for layer in model.get_decoder().layers):
             return None
         return cls(model, num_positions)
 
@@ -205,22 +203,13 @@ def fuse_layers(model: Any) -> int:
 
 
 def _can_fuse(layer: Any) -> bool:
-    if type(layer).__name__ not in _LAYER_CLASSES or not type(layer).__module__.startswith("transformers.models."):
+    """In bfloat16, and a fused group has biases throughout or none."""
+    if not is_llama_layer(layer):
         return False
-    biases = [[p.bias is None for p in group] for group in _fused_groups(layer)]
-    is_plain = all(type(m) is torch.nn.Linear and m.weight.dtype == torch.bfloat16 for m in _linears(layer))
-    return is_plain and all(len(set(group)) == 1 for group in biases)
-
-
-def _fused_groups(layer: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    attention, mlp = layer.self_attn, layer.mlp
-    return (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
-
-
-def _linears(layer: Any) -> Iterator[Any]:
-    for group in _fused_groups(layer):
-        yield from group
-    yield from (layer.self_attn.o_proj, layer.mlp.down_proj)
+    parts = llama_parts(layer)
+    groups = ((parts.query, parts.key, parts.value), (parts.gate, parts.up))
+    is_even = all(len({linear.bias is None for linear in group}) == 1 for group in groups)
+    return is_even and all(linear.weight.dtype == torch.bfloat16 for linear in linears_of(parts))
 
 
 def _acts_alike(layer: Any) -> bool:

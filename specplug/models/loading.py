@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,6 +25,7 @@ from transformers import (
 
 from specplug.config.checkpoint import Checkpoint, head_fault
 from specplug.errors import ConfigError, ModelError
+from specplug.models.decoders import Decoder, find_decoder
 from specplug.models.fused import fuse_layers
 from specplug.models.packing import can_pack, pack_linears
 from specplug.models.probe import check_config, check_model, longest_exact_length, probe_model
@@ -63,6 +64,8 @@ class EngineLike(Protocol):
     def max_model_len(self) -> int | None: ...
     @property
     def max_num_batched_tokens(self) -> int: ...
+    @property
+    def decoder(self) -> str: ...
     @property
     def model_fields_set(self) -> Collection[str]:
         """The arguments that were given."""
@@ -128,10 +131,16 @@ def _load(engine: EngineLike) -> TargetRunner:
     tokenizer = _tokenizer_of(engine, folder)
     _check_tokenizer(tokenizer, config.get_text_config(decoder=True).vocab_size)
     model = _load_model(folder, config, engine.dtype).to(device)
-    if can_pack(device, model.dtype):
+    return _run(engine, model, tokenizer, max_model_len, lambda: _make_fast(engine, model, max_model_len))
+
+
+def _make_fast(engine: EngineLike, model: Any, max_model_len: int) -> Decoder | None:
+    """What is done to a model that nobody else holds: its layers go to a decoder, or are made to run in fewer calls."""
+    decoder = find_decoder(engine.decoder, model, max_model_len)
+    if decoder is None and can_pack(model.device, model.dtype):
         fuse_layers(model)
         pack_linears(model)
-    return _run(engine, model, tokenizer, max_model_len)
+    return decoder
 
 
 def _borrow(engine: EngineLike, model: PreTrainedModel) -> TargetRunner:
@@ -148,18 +157,21 @@ def _borrow(engine: EngineLike, model: PreTrainedModel) -> TargetRunner:
     check_config(model.config)
     tokenizer = _tokenizer_of(engine, None)
     _check_tokenizer(tokenizer, _num_embeddings(model))
-    return _run(engine, model, tokenizer, _max_model_len(engine, model.config))
+    return _run(engine, model, tokenizer, _max_model_len(engine, model.config), lambda: None)
 
 
-def _run(engine: EngineLike, model: Any, tokenizer: Any, max_model_len: int) -> TargetRunner:
+def _run(
+    engine: EngineLike, model: Any, tokenizer: Any, max_model_len: int, make_fast: Callable[[], Decoder | None]
+) -> TargetRunner:
     check_model(model)
-    probe_model(model)
+    decoder = probe_model(model, make_fast)
     return TargetRunner(
         model,
         tokenizer,
         max_num_seqs=engine.max_num_seqs,
         max_model_len=max_model_len,
         max_query_tokens=_max_query_tokens(engine, model.config),
+        decoder=decoder,
     )
 
 

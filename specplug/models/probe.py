@@ -7,14 +7,15 @@ the logits with a plain forward of each row alone. It catches what attributes do
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from specplug.errors import ModelError
+from specplug.errors import ConfigError, ModelError
+from specplug.models.decoders import Decoder
 from specplug.models.runner import TargetRunner, cache_argument, cannot_drive
 
 __all__ = ["check_config", "check_model", "longest_exact_length", "probe_model"]
@@ -111,24 +112,27 @@ def _has_alibi(text_config: Any) -> bool:
     return bool(getattr(text_config, "alibi", False) or nested)
 
 
-def probe_model(model: Any) -> None:
+def probe_model(model: Any, change: Callable[[], Decoder | None] = lambda: None) -> Decoder | None:
     """Raise ModelError, naming the model type, unless the packed forward agrees with plain ones.
 
-    Six small forwards. The model is left as it was. A model of fewer than 16 positions is not tried.
+    Six small forwards, the plain ones before ``change``, which may change the model and return a decoder to be used
+    for it; returns that. A model of fewer than 16 positions is not tried.
     """
     max_positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if max_positions is not None and max_positions < _MAX_TRIAL_LENGTH:
-        return
+        return change()
     rows = _trial_rows(model)
     try:
         expected = _plain_logits(model, rows)
-        found = _packed_logits(model, rows)
-    except (ModelError, MemoryError, torch.OutOfMemoryError):
+        decoder = change()
+        found = _packed_logits(model, rows, decoder)
+    except (ConfigError, ModelError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = f"a trial with packed tokens failed: {type(error).__name__}: {error}"
         raise cannot_drive(model.config, reason) from error
     _compare(model, expected, found)
+    return decoder
 
 
 def _trial_rows(model: Any) -> list[torch.Tensor]:
@@ -162,9 +166,11 @@ class _Piece:
     logits: torch.Tensor
 
 
-def _packed_logits(model: Any, rows: list[torch.Tensor]) -> list[_Piece]:
+def _packed_logits(model: Any, rows: list[torch.Tensor], decoder: Decoder | None) -> list[_Piece]:
     """What a runner of three rows makes of ``_STEPS``, the junk left out."""
-    runner = TargetRunner(model, max_num_seqs=len(rows), max_model_len=_MAX_TRIAL_LENGTH, max_query_tokens=8)
+    runner = TargetRunner(
+        model, max_num_seqs=len(rows), max_model_len=_MAX_TRIAL_LENGTH, max_query_tokens=8, decoder=decoder
+    )
     try:
         for _ in rows:
             runner.cache.acquire()

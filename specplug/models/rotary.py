@@ -50,11 +50,12 @@ class RotaryTable:
         """``rotary``: transformers' rotary embedding, of one of the ``KINDS``."""
         like = torch.zeros(1, dtype=dtype, device=device)
         cos, sin = rotary(like, torch.arange(num_positions, device=device)[None])
-        self._cos, self._sin = cos[0, :, None], _signed(sin)[0, :, None]
+        self.cos, self.signed_sin = cos[0, :, None], _signed(sin)[0, :, None]
+        """``[positions, 1, head_dim]``; the sines of the first half are negated."""
 
     def __call__(self, position_ids: torch.Tensor) -> Turn:
         """At positions ``[tokens]``."""
-        return Turn(self._cos.index_select(0, position_ids), self._sin.index_select(0, position_ids))
+        return Turn(self.cos.index_select(0, position_ids), self.signed_sin.index_select(0, position_ids))
 
 
 def _signed(sin: torch.Tensor) -> torch.Tensor:

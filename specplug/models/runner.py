@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from specplug.errors import ModelError
 from specplug.models.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
 from specplug.models.cache import RaggedCache
+from specplug.models.decoders import Decoder
 from specplug.models.fused import FusedDecoder
 from specplug.models.step_plan import StepPlan
 from specplug.models.taps import HiddenStateTaps
@@ -69,8 +70,10 @@ class TargetRunner:
         max_num_seqs: int,
         max_model_len: int,
         max_query_tokens: int,
+        decoder: Decoder | None = None,
     ) -> None:
         """``max_query_tokens``: most tokens of one row in one forward (what prompts are cut to); sizes the rings.
+        ``decoder``: runs the forward instead of the model.
 
         Nothing is probed here: :func:`specplug.models.loading.load_target` does that.
         """
@@ -94,7 +97,7 @@ class TargetRunner:
             max_query_tokens=self.max_query_tokens,
             device=self.device,
         )
-        self._decoder = FusedDecoder.of(model, max_model_len)
+        self.decoder = decoder or FusedDecoder.of(model, max_model_len)
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
         self._layers: tuple[int, ...] = ()
         self._keywords = self._constant_keywords(text_config)
@@ -192,8 +195,8 @@ class TargetRunner:
         return output
 
     def _run(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> TargetOutput:
-        if self._decoder is not None:
-            return TargetOutput(*self._decoder.forward(input_ids, step, self.cache, logits_indices, self._layers))
+        if self.decoder is not None:
+            return TargetOutput(*self.decoder.forward(input_ids, step, self.cache, logits_indices, self._layers))
         with self._taps.collect() as hidden_states:
             return TargetOutput(self._run_model(input_ids, step, logits_indices), hidden_states)
 
@@ -224,6 +227,16 @@ class TargetRunner:
             self._borrow()
             self._taps.set(self._layers)
             self._is_suspended = False
+
+    @property
+    def decoder_name(self) -> str:
+        """What runs the forward: "torch", or the name of an installed decoder."""
+        return "torch" if self.decoder is None else self.decoder.name
+
+    def keep_for_drafts(self) -> None:
+        """Before the first forward: nobody's text depends on the bits of this model's states, only on their speed."""
+        if self.decoder_name == "torch":
+            self.cache.keep_for_drafts()
 
     def close(self) -> None:
         """Give the model back as it was: its attention implementation, training mode and no hooks. Twice is fine."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -129,13 +130,44 @@ class KindPlan:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step's plan. It rides through the model's forward as a keyword, to the attention function."""
+    """One step's plan. It rides through the model's forward as a keyword, to the attention function.
 
-    position_ids: torch.Tensor
-    """``[1, T]`` int64."""
-    kinds: Mapping[LayerKind, KindPlan]
+    What lies on the device is worked out when it is first asked for: a decoder that reads the host's numbers spares it.
+    """
+
+    lengths: Sequence[int]
+    """Entries that each row held before."""
+    num_query_tokens: Sequence[int]
+    """Tokens that each row appends."""
+    trees: Mapping[int, Tree]
+    """Row -> the tree that its last tokens form."""
+    _kinds: Sequence[LayerKind]
+    _device: torch.device
     num_layers_attended: int = 0
     _updated: RaggedLayer | None = None
+    _layout: tuple[torch.Tensor, Mapping[LayerKind, KindPlan]] | None = None
+
+    @property
+    def positions(self) -> Ints:
+        """``[T]``, on the host."""
+        if len(self.lengths) == 1 and not self.trees:
+            return np.arange(self.lengths[0], self.lengths[0] + self.num_query_tokens[0])
+        return self._planner().token_positions()
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """``[1, T]`` int64, on the device."""
+        return self._laid_out()[0]
+
+    @property
+    def kinds(self) -> Mapping[LayerKind, KindPlan]:
+        """Where each kind of layer writes, and what it attends over."""
+        return self._laid_out()[1]
+
+    def sees_all_before(self, kind: LayerKind) -> bool:
+        """Whether in layers of this kind each token sees just the slots up to its own."""
+        longest = max(map(add, self.lengths, self.num_query_tokens))
+        return not self.trees and longest <= (kind.size if kind.window is None else min(kind.size, kind.window))
 
     def layer_updated(self, layer: RaggedLayer) -> bool:
         """Note that the cache took a layer's entries. False if the layer before it was never attended."""
@@ -148,6 +180,17 @@ class StepPlan:
         layer, self._updated = self._updated, None
         self.num_layers_attended += layer is not None
         return layer
+
+    def _planner(self) -> _Planner:
+        return _Planner(self.lengths, self.num_query_tokens, self._device, self.trees)
+
+    def _laid_out(self) -> tuple[torch.Tensor, Mapping[LayerKind, KindPlan]]:
+        if self._layout is None:
+            if len(self.lengths) == 1 and all(map(self.sees_all_before, self._kinds)):
+                self._layout = _lay_out_one_row(self.lengths[0], self.num_query_tokens[0], self._kinds, self._device)
+            else:
+                self._layout = _lay_out(self._planner(), self._kinds)
+        return self._layout
 
 
 def split_rows(spans: Sequence[int], widths: Sequence[int], *, call_cost: float) -> list[tuple[int, int]]:
@@ -358,39 +401,35 @@ def plan_step(
 
     ``trees``: row -> the tree that its last ``len(tree)`` tokens form on the token before them.
     """
-    if len(lengths) == 1 and not trees and _is_unbroken(lengths[0] + num_query_tokens[0], kinds):
-        return _plan_one_row(lengths[0], num_query_tokens[0], kinds, device)
-    planner = _Planner(lengths, num_query_tokens, device, trees or {})
+    return StepPlan(tuple(lengths), tuple(num_query_tokens), trees or {}, kinds, device)
+
+
+def _lay_out(planner: _Planner, kinds: Sequence[LayerKind]) -> tuple[torch.Tensor, Mapping[LayerKind, KindPlan]]:
     positions = planner.upload.add(planner.positions)
-    token_positions = planner.upload.add(planner.token_positions()) if trees else positions
+    token_positions = planner.upload.add(planner.token_positions()) if planner.trees else positions
     rows = planner.upload.add(np.repeat(np.arange(len(planner.counts)), planner.counts))
     parts = {kind: planner.segments(kind) for kind in kinds}
     slots = {
         kind: positions if kind.window is None else planner.upload.add(planner.positions % kind.size) for kind in kinds
     }
-    sent = planner.upload.send(device)
-    return StepPlan(
-        position_ids=sent[token_positions][None],
-        kinds={
-            kind: KindPlan(
-                places=_Scattered(sent[rows], sent[slots[kind]]),
-                segments=[planner.finish(part, sent, kind) for part in parts[kind]],
-            )
-            for kind in kinds
-        },
-    )
+    sent = planner.upload.send(planner.device)
+    plans = {
+        kind: KindPlan(
+            places=_Scattered(sent[rows], sent[slots[kind]]),
+            segments=[planner.finish(part, sent, kind) for part in parts[kind]],
+        )
+        for kind in kinds
+    }
+    return sent[token_positions][None], plans
 
 
-def _is_unbroken(length: int, kinds: Sequence[LayerKind]) -> bool:
-    """Whether a row of this length sees all of itself in every layer, position p in slot p."""
-    return all(length <= (kind.size if kind.window is None else min(kind.size, kind.window)) for kind in kinds)
-
-
-def _plan_one_row(length: int, count: int, kinds: Sequence[LayerKind], device: torch.device) -> StepPlan:
-    """The plan for a row alone, all layers alike: what every token of a small draft has to wait for."""
+def _lay_out_one_row(
+    length: int, count: int, kinds: Sequence[LayerKind], device: torch.device
+) -> tuple[torch.Tensor, Mapping[LayerKind, KindPlan]]:
+    """For a row alone, all layers alike: what every token of a small draft has to wait for."""
     stop = length + count
     segment = Segment(0, 1, 0, count, width=count, span=stop)
     if count > 1:
         segment.hidden = torch.ones(1, count, stop, dtype=torch.bool, device=device).triu_(length + 1)
     plan = KindPlan(_OneRun(0, length, stop), [segment])
-    return StepPlan(torch.arange(length, stop, device=device)[None], dict.fromkeys(kinds, plan))
+    return torch.arange(length, stop, device=device)[None], dict.fromkeys(kinds, plan)

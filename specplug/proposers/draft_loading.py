@@ -31,6 +31,7 @@ class _DraftEngine:
     tokenizer: Any
     dtype: str
     device: str
+    decoder: str
     revision: str | None
     max_num_seqs: int
     max_model_len: int | None
@@ -62,7 +63,7 @@ def load_draft(options: DraftModelOptions, context: PluginContext) -> Target:
     except ConfigError as error:
         raise ConfigError([f'{_WHERE}="{options.model}": {_own_keys(fault)}' for fault in error.faults]) from error
     if isinstance(draft, TargetRunner):
-        draft.cache.keep_for_drafts()
+        draft.keep_for_drafts()
     if not options.use_heterogeneous_vocab and tokenizer is None:
         _check_rows(options, draft, context)
     return draft
@@ -75,6 +76,7 @@ def _engine(options: DraftModelOptions, folder: Path, tokenizer: Any, context: P
         tokenizer=tokenizer,
         dtype=options.draft_model_dtype,
         device=options.draft_model_device or session.device,
+        decoder=options.draft_model_decoder,
         revision=options.revision,
         max_num_seqs=session.max_num_seqs,
         max_model_len=options.max_model_len or _default_length(folder, session.max_model_len),
@@ -109,4 +111,8 @@ def _check_rows(options: DraftModelOptions, draft: Target, context: PluginContex
 
 def _own_keys(fault: str) -> str:
     """A fault of engine arguments, told in the keys that a draft has for them."""
-    return fault.replace('device="', 'draft_model_device="').replace('dtype="', 'draft_model_dtype="')
+    return (
+        fault.replace('device="', 'draft_model_device="')
+        .replace('dtype="', 'draft_model_dtype="')
+        .replace('decoder="', 'draft_model_decoder="')
+    )

@@ -117,8 +117,9 @@ def ragged_logits(
 ) -> list[torch.Tensor]:
     """``[length, vocab]`` per sequence, computed side by side in ragged steps.
 
-    Each step appends to every row a number of tokens drawn from ``chunks``, and behind them a number of random
-    tokens drawn from ``junk`` that is rolled back at once, as a rejected draft is. ``target`` must be empty.
+    Each step appends to every row a number of tokens drawn from ``chunks``, and behind them a number drawn from
+    ``junk`` of tokens from elsewhere in the sequence, which is rolled back at once, as a rejected draft is. ``target``
+    must be empty.
     """
     import torch
 
@@ -133,7 +134,7 @@ def ragged_logits(
         if not any(real):
             continue
         pieces = [
-            torch.cat([s[n : n + r], torch.tensor([draw.randrange(len(s)) for _ in range(w)], dtype=torch.int64)])
+            torch.cat([s[n : n + r], s[[draw.randrange(len(s)) for _ in range(w)]]])
             for s, n, r, w in zip(sequences, done, real, wrong, strict=True)
         ]
         counts = [len(piece) for piece in pieces]

@@ -1,0 +1,227 @@
+// Decoder layers of the Llama shape over packed tokens, and the whole forward from token ids to logits. Values are
+// rounded to bfloat16 where transformers' layers round them. Nothing is allocated and nothing is kept between calls.
+
+#include <omp.h>
+
+#include <vector>
+
+#include "attention.h"
+
+using namespace specplug;
+
+extern "C" {
+
+// A norm of the heads that is null is left out. Two rows of gate_up's panels stand for one gated value: 16 outputs of
+// the gate, then the same 16 of what it gates.
+struct Layer {
+  Linear query_key_value, output, gate_up, down;
+  const bf16 *input_norm, *mlp_norm, *query_norm, *key_norm;
+  bf16 *keys, *values;  // [rows, num_kv_heads, capacity, head_dim]
+  int64_t capacity;
+  int64_t kind;
+  bf16* tap;  // [T, hidden_size]: takes what the layer puts out
+};
+
+struct Shape {
+  Heads heads;
+  float norm_eps;
+  int64_t hidden_size, intermediate_size;
+};
+
+// T tokens of `rows` rows: row r has tokens starts[r] to starts[r + 1], and held lengths[r] entries before.
+struct Step {
+  int64_t rows;
+  const int64_t *starts, *lengths, *positions;
+  const bf16 *cos, *sin;  // [num_positions, head_dim]; the sines of the first half are negated
+  int64_t num_positions;
+  const Kind* kinds;
+  int64_t threads;
+
+  int64_t tokens() const { return starts[rows]; }
+};
+
+// Room for T tokens each.
+struct Scratch {
+  bf16 *states, *normed, *heads, *attended, *gated;
+};
+
+}  // extern "C"
+
+namespace {
+
+void normalise(const bf16* x, int64_t size, float eps, const bf16* weight, bf16* y) {
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t i = 0; i < size; i += 16) {
+    const __m512 values = load(x + i);
+    squares = _mm512_fmadd_ps(values, values, squares);
+  }
+  const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
+  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + eps));
+  for (int64_t i = 0; i < size; i += 16)
+    store(y + i, _mm512_mul_ps(rounded(_mm512_mul_ps(load(x + i), scale)), load(weight + i)));
+}
+
+void turn(bf16* head, int64_t dim, const bf16* cos, const bf16* sin) {
+  const int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i += 16) {
+    const __m512 left = load(head + i), right = load(head + half + i);
+    store(head + i, _mm512_add_ps(rounded(_mm512_mul_ps(left, load(cos + i))),
+                                  rounded(_mm512_mul_ps(right, load(sin + i)))));
+    store(head + half + i, _mm512_add_ps(rounded(_mm512_mul_ps(right, load(cos + half + i))),
+                                         rounded(_mm512_mul_ps(left, load(sin + half + i)))));
+  }
+}
+
+// Queries and keys of a token are normalised and turned; keys and values go to their slot.
+void place(const Shape& shape, const Layer& layer, const Step& step, int64_t row, int64_t token, bf16* heads) {
+  const Heads& of = shape.heads;
+  const int64_t dim = of.head_dim, position = step.positions[token];
+  for (int64_t head = 0; head < of.num_heads + of.num_kv_heads; ++head) {
+    const bf16* norm = head < of.num_heads ? layer.query_norm : layer.key_norm;
+    if (norm != nullptr) normalise(heads + head * dim, dim, shape.norm_eps, norm, heads + head * dim);
+    turn(heads + head * dim, dim, step.cos + position * dim, step.sin + position * dim);
+  }
+  const int64_t slot = (step.lengths[row] + token - step.starts[row]) % step.kinds[layer.kind].size;
+  const bf16 *keys = heads + of.num_heads * dim, *values = keys + of.num_kv_heads * dim;
+  for (int64_t head = 0; head < of.num_kv_heads; ++head) {
+    const int64_t place = ((row * of.num_kv_heads + head) * layer.capacity + slot) * dim;
+    std::memcpy(layer.keys + place, keys + head * dim, dim * sizeof(bf16));
+    std::memcpy(layer.values + place, values + head * dim, dim * sizeof(bf16));
+  }
+}
+
+// Queries are cut into more pieces where there are too few rows and heads to keep all threads busy.
+std::vector<Task> tasks_of(const Heads& shape, const Step& step) {
+  std::vector<Task> tasks;
+  const bool is_narrow = step.rows * shape.num_kv_heads < 4 * step.threads;
+  for (int64_t row = 0; row < step.rows; ++row) {
+    const int64_t queries = (step.starts[row + 1] - step.starts[row]) * shape.groups();
+    const int64_t most = is_narrow ? kMostRows : kMostQueries;
+    const int64_t pieces = (queries + most - 1) / most;
+    for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head)
+      for (int64_t piece = 0; piece < pieces; ++piece)
+        tasks.push_back({row, kv_head, queries * piece / pieces, queries * (piece + 1) / pieces});
+  }
+  return tasks;
+}
+
+std::vector<int64_t> rows_of(const Step& step) {
+  std::vector<int64_t> rows(step.tokens());
+  for (int64_t row = 0; row < step.rows; ++row)
+    std::fill(rows.begin() + step.starts[row], rows.begin() + step.starts[row + 1], row);
+  return rows;
+}
+
+// What a step's layers share.
+struct Plan {
+  std::vector<Task> tasks;
+  std::vector<int64_t> rows;
+
+  Plan(const Heads& shape, const Step& step) : tasks(tasks_of(shape, step)), rows(rows_of(step)) {}
+};
+
+bool all_below(const int64_t* values, int64_t count, int64_t limit) {
+  return std::all_of(values, values + count, [limit](int64_t value) { return 0 <= value && value < limit; });
+}
+
+// Called by all threads of a team. states: what is added to, and the result; normed: the input of the attention.
+void run_layer(const Shape& shape, const Layer& layer, const Step& step, const Plan& plan, const bf16* normed,
+               const Scratch& scratch) {
+  const Heads& heads = shape.heads;
+  const int64_t tokens = step.tokens(), width = heads.width(), hidden = shape.hidden_size;
+  const auto add_to_states = [&](int64_t row, int64_t output, __m512 left, __m512 right) {
+    bf16* to = scratch.states + row * hidden + output;
+    store(to, _mm512_add_ps(rounded(left), load(to)));
+    store(to + 16, _mm512_add_ps(rounded(right), load(to + 16)));
+  };
+
+  product(layer.query_key_value, normed, tokens, [&](int64_t row, int64_t output, __m512 left, __m512 right) {
+    store(scratch.heads + row * width + output, left);
+    store(scratch.heads + row * width + output + 16, right);
+  });
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < tokens; ++token)
+    place(shape, layer, step, plan.rows[token], token, scratch.heads + token * width);
+#pragma omp for schedule(dynamic, 1)
+  for (const Task& task : plan.tasks) {
+    const int64_t start = (task.row * heads.num_kv_heads + task.kv_head) * layer.capacity * heads.head_dim;
+    attend(task, heads, step.kinds[layer.kind], scratch.heads, step.starts[task.row], step.lengths[task.row],
+           layer.keys + start, layer.values + start, scratch.attended);
+  }
+  product(layer.output, scratch.attended, tokens, add_to_states);
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < tokens; ++token)
+    normalise(scratch.states + token * hidden, hidden, shape.norm_eps, layer.mlp_norm, scratch.normed + token * hidden);
+  product(layer.gate_up, scratch.normed, tokens, [&](int64_t row, int64_t output, __m512 gate, __m512 up) {
+    gate = rounded(gate);
+    const __m512 grown = _mm512_add_ps(_mm512_set1_ps(1.0f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+    store(scratch.gated + row * shape.intermediate_size + output / 2,
+          _mm512_mul_ps(rounded(_mm512_div_ps(gate, grown)), rounded(up)));
+  });
+  product(layer.down, scratch.gated, tokens, add_to_states);
+  if (layer.tap != nullptr) {
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < tokens; ++token)
+      std::memcpy(layer.tap + token * hidden, scratch.states + token * hidden, hidden * sizeof(bf16));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// normed [T, in of query_key_value]; scratch.states [T, hidden_size] is what the layer adds to.
+void specplug_layer(const Shape* shape, const Layer* layer, const Step* step, const bf16* normed,
+                    const Scratch* scratch) {
+  const Plan plan(shape->heads, *step);
+#pragma omp parallel num_threads(static_cast<int>(step->threads))
+  run_layer(*shape, *layer, *step, plan, normed, *scratch);
+}
+
+// x [rows, in] -> y [rows, out].
+void specplug_linear(const Linear* linear, const bf16* x, int64_t rows, int64_t threads, bf16* y) {
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  product(*linear, x, rows, [&](int64_t row, int64_t output, __m512 left, __m512 right) {
+    bf16* to = y + row * linear->out + output;
+    const int64_t count = linear->out - output;
+    if (count >= kPanel) {
+      store(to, left);
+      store(to + 16, right);
+    } else {
+      alignas(64) bf16 last[kPanel];
+      store(last, left);
+      store(last + 16, right);
+      std::memcpy(to, last, count * sizeof(bf16));
+    }
+  });
+}
+
+// Token ids of the step [T] -> logits [num_logits, vocab] of the tokens `wanted`. Returns 0, and does nothing, if an
+// id, a position or a wanted token is out of range.
+int specplug_forward(const Shape* shape, const Layer* layers, int64_t num_layers, const Step* step,
+                     const int64_t* token_ids, const bf16* embeddings, int64_t num_embeddings, bf16* embeddings_tap,
+                     const bf16* final_norm, const Linear* head, const int64_t* wanted, int64_t num_wanted,
+                     const Scratch* scratch, bf16* logits) {
+  const int64_t hidden = shape->hidden_size, tokens = step->tokens();
+  if (!all_below(token_ids, tokens, num_embeddings) || !all_below(step->positions, tokens, step->num_positions) ||
+      !all_below(wanted, num_wanted, tokens) || num_wanted > tokens)
+    return 0;
+  const Plan plan(shape->heads, *step);
+  for (int64_t token = 0; token < tokens; ++token)
+    std::memcpy(scratch->states + token * hidden, embeddings + token_ids[token] * hidden, hidden * sizeof(bf16));
+  if (embeddings_tap != nullptr) std::memcpy(embeddings_tap, scratch->states, tokens * hidden * sizeof(bf16));
+#pragma omp parallel num_threads(static_cast<int>(step->threads))
+  for (int64_t index = 0; index < num_layers; ++index) {
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < tokens; ++token)
+      normalise(scratch->states + token * hidden, hidden, shape->norm_eps, layers[index].input_norm,
+                scratch->normed + token * hidden);
+    run_layer(*shape, layers[index], *step, plan, scratch->normed, *scratch);
+  }
+  for (int64_t i = 0; i < num_wanted; ++i)
+    normalise(scratch->states + wanted[i] * hidden, hidden, shape->norm_eps, final_norm, scratch->normed + i * hidden);
+  specplug_linear(head, scratch->normed, num_wanted, step->threads, logits);
+  return 1;
+}
+
+}  // extern "C"

@@ -193,10 +193,11 @@ def print_costs(folder: Path, drafters: list[str], num_cached: int = 1000, conte
             drafter.start(kind, prompt)
             propose, append = [], []
             for length in range(context, len(full)):
+                tail, new = full[length - 64 : length], full[length : length + 1].tolist()
                 before = clock()
-                drafter.propose(kind, full[length - 64 : length], K)
+                drafter.propose(kind, tail, K)
                 between = clock()
-                drafter.append(kind, [int(full[length])])
+                drafter.append(kind, new)
                 propose.append(between - before)
                 append.append(clock() - between)
             drafter.stop(kind)

@@ -78,13 +78,12 @@ class LocalIndex:
     def append(self, token_ids: Sequence[int]) -> None:
         """Index the next tokens; ids that cannot be raise and leave everything as it was."""
         self.token_ids.extend(token_array(token_ids))
-        self._index()
-        self.match_length = self._automaton.lengths[self.match_state]
+        self.match_length = self.automaton.lengths[self.match_state]
 
     def append_output(self, token_ids: Sequence[int]) -> None:
         """The same for tokens of the output, in which copies are followed."""
         ids = token_array(token_ids)
-        text, source = self.token_ids, self._source
+        text, source, num_indexed = self.token_ids, self._source, self._num_indexed
         start = len(text)
         text.extend(ids)
         if source and ids and text[source] == ids[0]:
@@ -92,12 +91,13 @@ class LocalIndex:
             source = self._source = source + num_copied
             self.match_length += num_copied
             start += num_copied
-            if start == len(text) and start - self._num_indexed < MAX_WAITING:
+            if start == len(text) and start - num_indexed < MAX_WAITING:
                 return
-        num_waiting = start - self._num_indexed
         matches: list[tuple[int, int]] = []
-        self._index(matches)
-        for length, end in matches[num_waiting:]:
+        new = text[num_indexed:]
+        self._last = self._automaton.extend_newest(self._last, new, num_indexed, num_indexed - 1, matches)
+        self._num_indexed = len(text)
+        for length, end in matches[start - num_indexed :]:
             if source and text[source] == text[start]:
                 source += 1
             elif self._carried or (source and self.match_length >= CARRIED):
@@ -120,8 +120,10 @@ class LocalIndex:
     @property
     def automaton(self) -> SuffixAutomaton:
         """The automaton of the whole text."""
-        if self._num_indexed < len(self.token_ids):
-            self._index()
+        start = self._num_indexed
+        if start < len(self.token_ids):
+            self._last = self._automaton.extend_newest(self._last, self.token_ids[start:], start, start - 1)
+            self._num_indexed = len(self.token_ids)
         return self._automaton
 
     @property
@@ -140,12 +142,6 @@ class LocalIndex:
         return draft
 
     # --- inside -----------------------------------------------------------------------------------------------
-
-    def _index(self, matches: list[tuple[int, int]] | None = None) -> None:
-        start = self._num_indexed
-        new = self.token_ids[start:]
-        self._last = self._automaton.extend_newest(self._last, new, start, start - 1, matches)
-        self._num_indexed = start + len(new)
 
     def _leave_copy(self, source: int, length: int, end: int, num_tokens: int) -> int:
         """After a token that the copy did not foresee: it goes on further down, or may still, or there is another.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specplug_suffix.acceptance import FIRST_RATES
 from specplug_suffix.drafter import DraftRules, RequestText, SuffixDrafter
 from specplug_suffix.lengths import DraftLengths
 from specplug_suffix.shared import SharedIndex
@@ -273,6 +274,20 @@ def test_a_draft_that_was_only_tried_in_part_is_no_miss() -> None:
     rows = made.acceptance.rows()
     assert sum(row.num_misses for row in rows) == 0
     assert sum(row.num_draft_tokens for row in rows) == sum(row.num_accepted_tokens for row in rows) == 29
+
+
+def test_longer_matches_are_trusted_more_until_drafts_have_shown_how_they_do() -> None:
+    made = drafter(k=32)
+    text = begin(made, [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2)
+    made.propose(text, 8)
+    assert made.acceptance_rate(text) == FIRST_RATES[3]
+    made.append(text, [3])
+    made.propose(text, 8)
+    assert made.acceptance_rate(text) == FIRST_RATES[0]
+    for number in range(20):
+        made.append(text, [100 + number, 3])
+        made.propose(text, 8)
+    assert made.acceptance_rate(text) < FIRST_RATES[0] / 4
 
 
 def test_acceptance_by_origin_and_match_length() -> None:

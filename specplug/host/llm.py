@@ -197,10 +197,10 @@ class LLM:
         return self._target.max_model_len
 
     @property
-    def decoder(self) -> str:
-        """What runs the target's forward: "torch", or the name of an installed decoder."""
-        name: str = getattr(self._target, "decoder_name", "torch")
-        return name
+    def kernels(self) -> str:
+        """What runs the target's forward: "torch", or the name of installed kernels."""
+        kernels = getattr(self._target, "kernels", None)
+        return "torch" if kernels is None else str(kernels.name)
 
     @property
     def acceptance(self) -> Any:

@@ -33,7 +33,7 @@ _Call = Callable[[torch.Tensor], torch.Tensor]
 class FusedDecoder:
     """The packed forward of a model whose layers are all :class:`FusedLayer`."""
 
-    name = "torch"
+    kernels = None
 
     def __init__(self, model: Any, num_positions: int) -> None:
         """``num_positions``: positions that steps may hold."""
@@ -42,7 +42,7 @@ class FusedDecoder:
         self._turn_at = _rotary(decoder.rotary_emb, num_positions, self._embeddings)
         self._layers: Sequence[FusedLayer] = tuple(decoder.layers)
         self._norm = _norm(decoder.norm)
-        self._head: _Call = model.get_output_embeddings().forward
+        self.project: _Call = model.get_output_embeddings().forward
 
     @classmethod
     def of(cls, model: Any, num_positions: int) -> FusedDecoder | None:
@@ -70,7 +70,7 @@ class FusedDecoder:
             states = layer.step(states, turn, step, layer_cache)
             if number in taps:
                 tapped[number] = states
-        return self._head(self._norm(states[logits_indices])), tapped
+        return self.project(self._norm(states[logits_indices])), tapped
 
 
 class FusedLayer(torch.nn.Module):

@@ -25,8 +25,8 @@ from transformers import (
 
 from specplug.config.checkpoint import Checkpoint, head_fault
 from specplug.errors import ConfigError, ModelError
-from specplug.models.decoders import Decoder, find_decoder
 from specplug.models.fused import fuse_layers
+from specplug.models.kernels import Decoder, find_decoder
 from specplug.models.packing import can_pack, pack_linears
 from specplug.models.probe import check_config, check_model, longest_exact_length, probe_model
 from specplug.models.runner import TargetRunner, layer_windows
@@ -65,7 +65,7 @@ class EngineLike(Protocol):
     @property
     def max_num_batched_tokens(self) -> int: ...
     @property
-    def decoder(self) -> str: ...
+    def kernels(self) -> str: ...
     @property
     def model_fields_set(self) -> Collection[str]:
         """The arguments that were given."""
@@ -136,7 +136,7 @@ def _load(engine: EngineLike) -> TargetRunner:
 
 def _make_fast(engine: EngineLike, model: Any, max_model_len: int) -> Decoder | None:
     """What is done to a model that nobody else holds: its layers go to a decoder, or are made to run in fewer calls."""
-    decoder = find_decoder(engine.decoder, model, max_model_len)
+    decoder = find_decoder(engine.kernels, model, max_model_len)
     if decoder is None and can_pack(model.device, model.dtype):
         fuse_layers(model)
         pack_linears(model)

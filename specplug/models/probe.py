@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from specplug.errors import ConfigError, ModelError
-from specplug.models.decoders import Decoder
+from specplug.models.kernels import Decoder
 from specplug.models.runner import TargetRunner, cache_argument, cannot_drive
 
 __all__ = ["check_config", "check_model", "longest_exact_length", "probe_model"]

@@ -12,8 +12,8 @@ from transformers import DynamicCache
 from specplug.errors import ModelError
 from specplug.models.attention import STEP_KEYWORD, borrow_attention, dummy_mask, return_attention
 from specplug.models.cache import RaggedCache
-from specplug.models.decoders import Decoder
 from specplug.models.fused import FusedDecoder
+from specplug.models.kernels import Decoder, Kernels
 from specplug.models.step_plan import StepPlan
 from specplug.models.taps import HiddenStateTaps
 from specplug.models.target import TargetOutput
@@ -97,7 +97,7 @@ class TargetRunner:
             max_query_tokens=self.max_query_tokens,
             device=self.device,
         )
-        self.decoder = decoder or FusedDecoder.of(model, max_model_len)
+        self._decoder = decoder or FusedDecoder.of(model, max_model_len)
         self._taps = HiddenStateTaps(model, self.num_layers or 0)
         self._layers: tuple[int, ...] = ()
         self._keywords = self._constant_keywords(text_config)
@@ -195,8 +195,8 @@ class TargetRunner:
         return output
 
     def _run(self, input_ids: torch.Tensor, step: StepPlan, logits_indices: torch.Tensor) -> TargetOutput:
-        if self.decoder is not None:
-            return TargetOutput(*self.decoder.forward(input_ids, step, self.cache, logits_indices, self._layers))
+        if self._decoder is not None:
+            return TargetOutput(*self._decoder.forward(input_ids, step, self.cache, logits_indices, self._layers))
         with self._taps.collect() as hidden_states:
             return TargetOutput(self._run_model(input_ids, step, logits_indices), hidden_states)
 
@@ -229,13 +229,19 @@ class TargetRunner:
             self._is_suspended = False
 
     @property
-    def decoder_name(self) -> str:
-        """What runs the forward: "torch", or the name of an installed decoder."""
-        return "torch" if self.decoder is None else self.decoder.name
+    def kernels(self) -> Kernels | None:
+        """What runs the forward; None: torch."""
+        return None if self._decoder is None else self._decoder.kernels
+
+    def project(self, states: torch.Tensor) -> torch.Tensor:
+        """The output embedding, ``[n, hidden]`` to ``[n, vocab]``, as the forward uses it."""
+        project = self.model.get_output_embeddings().forward if self._decoder is None else self._decoder.project
+        logits: torch.Tensor = project(states)
+        return logits
 
     def keep_for_drafts(self) -> None:
         """Before the first forward: nobody's text depends on the bits of this model's states, only on their speed."""
-        if self.decoder_name == "torch":
+        if self.kernels is None:
             self.cache.keep_for_drafts()
 
     def close(self) -> None:

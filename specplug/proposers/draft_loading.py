@@ -31,7 +31,7 @@ class _DraftEngine:
     tokenizer: Any
     dtype: str
     device: str
-    decoder: str
+    kernels: str
     revision: str | None
     max_num_seqs: int
     max_model_len: int | None
@@ -76,7 +76,7 @@ def _engine(options: DraftModelOptions, folder: Path, tokenizer: Any, context: P
         tokenizer=tokenizer,
         dtype=options.draft_model_dtype,
         device=options.draft_model_device or session.device,
-        decoder=options.draft_model_decoder,
+        kernels=options.draft_model_kernels,
         revision=options.revision,
         max_num_seqs=session.max_num_seqs,
         max_model_len=options.max_model_len or _default_length(folder, session.max_model_len),
@@ -114,5 +114,5 @@ def _own_keys(fault: str) -> str:
     return (
         fault.replace('device="', 'draft_model_device="')
         .replace('dtype="', 'draft_model_dtype="')
-        .replace('decoder="', 'draft_model_decoder="')
+        .replace('kernels="', 'draft_model_kernels="')
     )

@@ -43,8 +43,8 @@ class DraftModelOptions(BaseModel):
     draft_model_device: str | None = Field(
         default=None, description="Device of the draft, such as cpu or cuda:1; absent: the target's."
     )
-    draft_model_decoder: str = Field(
-        default="auto", description="What runs the draft's forward, as the engine argument decoder does for the target."
+    draft_model_kernels: str = Field(
+        default="auto", description="What runs the draft's forward, as the engine argument kernels does for the target."
     )
 
     @field_validator("model")

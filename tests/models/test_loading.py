@@ -30,7 +30,7 @@ class Engine:
     skip_tokenizer_init: bool = False
     dtype: str = "auto"
     device: str = "cpu"
-    decoder: str = "auto"
+    kernels: str = "auto"
     revision: str | None = None
     tokenizer_revision: str | None = None
     max_num_seqs: int = 4

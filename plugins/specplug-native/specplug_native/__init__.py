@@ -1,5 +1,8 @@
 """Compiled CPU kernels for specplug's host: the Llama shape in bfloat16."""
 
-from specplug_native.decoder import NativeDecoder, decoder_for
+from specplug_native.kernels import NativeKernels
 
-__all__ = ["NativeDecoder", "decoder_for"]
+__all__ = ["NativeKernels", "kernels"]
+
+kernels = NativeKernels()
+"""What the entry point names."""

@@ -94,6 +94,12 @@ class Library:
             POINTER(Scratch),
             c_void_p,
         ]
+        self.layer = library.specplug_layer
+        self.layer.restype = None
+        self.layer.argtypes = [POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, POINTER(Scratch)]
+        self.norm = library.specplug_norm
+        self.norm.restype = None
+        self.norm.argtypes = [c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p]
         self.linear = library.specplug_linear
         self.linear.restype = None
         self.linear.argtypes = [POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p]

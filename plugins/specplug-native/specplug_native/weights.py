@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import byref
 
 import torch
 from torch.nn.functional import pad
 
-from specplug_native.library import Linear
+from specplug.models.llama import LlamaLayer
+from specplug_native.library import Layer, Library, Linear
 
-__all__ = ["PANEL", "PackedLinear", "interleaved"]
+__all__ = ["PANEL", "LayerWeights", "NativeLinear", "NativeNorm", "PackedLinear", "interleaved"]
 
 PANEL = 32
 """Outputs that stand side by side."""
@@ -42,3 +44,56 @@ class PackedLinear:
         """Layers of one input as one, their outputs after each other; biases throughout or none."""
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         return cls(torch.cat([layer.weight.detach() for layer in layers]), torch.cat(biases) if biases else None)
+
+
+class NativeLinear:
+    """``[..., in]`` to ``[..., out]``."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library) -> None:
+        self._packed = PackedLinear(weight, bias)
+        self._num_out, self._num_in = weight.shape
+        self._multiply = library.linear
+        self.struct = self._packed.struct
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        states = states.contiguous()
+        outputs = states.new_empty(*states.shape[:-1], self._num_out)
+        num_rows = states.numel() // self._num_in
+        self._multiply(byref(self.struct), states.data_ptr(), num_rows, torch.get_num_threads(), outputs.data_ptr())
+        return outputs
+
+
+class NativeNorm:
+    """``x / rms(x) * weight`` over the last axis, rounded as transformers rounds it."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, library: Library) -> None:
+        self._weight, self._eps, self._size = weight.contiguous(), eps, len(weight)
+        self._normalise = library.norm
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        states = states.contiguous()
+        outputs = torch.empty_like(states)
+        num_rows = states.numel() // self._size
+        self._normalise(states.data_ptr(), num_rows, self._size, self._eps, self._weight.data_ptr(), outputs.data_ptr())
+        return outputs
+
+
+class LayerWeights:
+    """A layer's weights as the kernels read them, and the tensors that hold them."""
+
+    def __init__(self, layer: LlamaLayer) -> None:
+        self._query_key_value = PackedLinear.of([layer.query, layer.key, layer.value])
+        self._output = PackedLinear.of([layer.output])
+        biases = (layer.gate.bias, layer.up.bias)
+        self._gate_up = PackedLinear(
+            interleaved(layer.gate.weight.detach(), layer.up.weight.detach()),
+            None if biases[0] is None else interleaved(*(bias.detach() for bias in biases)),
+        )
+        self._down = PackedLinear.of([layer.down])
+        self._norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+
+    def struct(self) -> Layer:
+        """Points into this object, which has to outlive it."""
+        linears = (self._query_key_value, self._output, self._gate_up, self._down)
+        norms = (None if norm is None else norm.data_ptr() for norm in self._norms)
+        return Layer(*(linear.struct for linear in linears), *norms)

@@ -178,6 +178,11 @@ void specplug_layer(const Shape* shape, const Layer* layer, const Step* step, co
   run_layer(*shape, *layer, *step, plan, normed, *scratch);
 }
 
+// x [rows, size] -> y [rows, size].
+void specplug_norm(const bf16* x, int64_t rows, int64_t size, float eps, const bf16* weight, bf16* y) {
+  for (int64_t row = 0; row < rows; ++row) normalise(x + row * size, size, eps, weight, y + row * size);
+}
+
 // x [rows, in] -> y [rows, out].
 void specplug_linear(const Linear* linear, const bf16* x, int64_t rows, int64_t threads, bf16* y) {
 #pragma omp parallel num_threads(static_cast<int>(threads))

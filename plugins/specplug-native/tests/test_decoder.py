@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from specplug_native import NativeDecoder, decoder_for
+from specplug_native import kernels
+from specplug_native.decoder import NativeDecoder
 from specplug_native.library import load_library
 
 from specplug.models.llama import LlamaModel
@@ -47,7 +48,7 @@ def bfloat16_model(name: str) -> Any:
 
 
 def native_runner(model: Any, **limits: int) -> TargetRunner:
-    decoder = decoder_for(LlamaModel.of(model, 256))  # type: ignore[arg-type]
+    decoder = kernels.decoder(LlamaModel.of(model, 256))  # type: ignore[arg-type]
     assert isinstance(decoder, NativeDecoder)
     return TargetRunner(model, decoder=decoder, **{**LIMITS, **limits})
 
@@ -92,7 +93,7 @@ def test_a_wrong_forward_would_be_noticed(field: str, factor: float) -> None:
     parts = LlamaModel.of(model, 256)
     assert parts is not None
     object.__setattr__(parts, field, getattr(parts, field) * factor)
-    (ours,) = ragged_logits(TargetRunner(model, decoder=decoder_for(parts), **LIMITS), sequences)
+    (ours,) = ragged_logits(TargetRunner(model, decoder=kernels.decoder(parts), **LIMITS), sequences)
     assert error(ours, exact) > 2 * error(theirs, exact)
 
 
@@ -184,7 +185,7 @@ def test_what_it_cannot_run_is_left_alone(name: str, overrides: dict[str, Any], 
     model = tiny_model(name, **{**SIZES, **overrides}).to(dtype)
     sequences = texts(20)
     before = plain_logits(model, sequences)
-    assert decoder_for(LlamaModel.of(model, 256)) is None  # type: ignore[arg-type]
+    assert kernels.decoder(LlamaModel.of(model, 256)) is None  # type: ignore[arg-type]
     assert all(map(torch.equal, before, plain_logits(model, sequences)))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from specplug_native import NativeDecoder
+from specplug_native.decoder import NativeDecoder
 from specplug_native.library import load_library
 
 from specplug import LLM, SamplingParams
 from specplug.errors import ConfigError, ModelError
-from specplug.models import decoders
+from specplug.models import kernels
 from specplug.testing.architectures import VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="this processor has no AVX-512 with bfloat16")
@@ -56,8 +56,8 @@ def test_drafts_change_no_token(folder: Path, tmp_path: Path, config: dict[str, 
     if config["method"] == "draft_model":
         config = config | {"model": str(saved(tmp_path, "llama", seed=0))}
     params = SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True, seed=1)
-    plain, _ = texts(folder, params, decoder="native")
-    drafted, counts = texts(folder, params, decoder="native", speculative_config=config)
+    plain, _ = texts(folder, params, kernels="native")
+    drafted, counts = texts(folder, params, kernels="native", speculative_config=config)
     assert drafted == plain
     assert counts["vllm:spec_decode_num_accepted_tokens"] > 0
 
@@ -65,8 +65,8 @@ def test_drafts_change_no_token(folder: Path, tmp_path: Path, config: dict[str, 
 def test_a_sliding_window_past_its_length(tmp_path: Path) -> None:
     folder = saved(tmp_path, "mistral", sliding_window=24)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    plain, _ = texts(folder, params, decoder="native")
-    assert texts(folder, params, decoder="native", speculative_config=NGRAM)[0] == plain
+    plain, _ = texts(folder, params, kernels="native")
+    assert texts(folder, params, kernels="native", speculative_config=NGRAM)[0] == plain
 
 
 def test_auto_takes_it_where_it_can(folder: Path) -> None:
@@ -75,26 +75,26 @@ def test_auto_takes_it_where_it_can(folder: Path) -> None:
         ("float32", "auto", "torch"),
         ("bfloat16", "torch", "torch"),
     ):
-        with LLM(str(folder), dtype=dtype, decoder=asked, skip_tokenizer_init=True) as llm:
-            assert llm.decoder == got
+        with LLM(str(folder), dtype=dtype, kernels=asked, skip_tokenizer_init=True) as llm:
+            assert llm.kernels == got
 
 
 def test_what_cannot_be_is_told(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r'decoder="native" cannot run this model .*float32.*; write decoder="auto"'):
-        LLM(str(folder), dtype="float32", decoder="native", skip_tokenizer_init=True)
-    with pytest.raises(ConfigError, match='decoder="nativ" is not installed; write one of: "auto", "torch", "native"'):
-        LLM(str(folder), decoder="nativ", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match=r'kernels="native" cannot run this model .*float32.*; write kernels="auto"'):
+        LLM(str(folder), dtype="float32", kernels="native", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match='kernels="nativ" is not installed; write one of: "auto", "torch", "native"'):
+        LLM(str(folder), kernels="nativ", skip_tokenizer_init=True)
 
 
 def test_a_broken_package_is_passed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = EntryPoint("broken", "no_such_module:decoder", decoders.GROUP)
-    monkeypatch.setattr(decoders, "entry_points", lambda group: (broken,))
+    broken = EntryPoint("broken", "no_such_module:kernels", kernels.GROUP)
+    monkeypatch.setattr(kernels, "entry_points", lambda group: (broken,))
     with caplog.at_level(logging.WARNING, "specplug"), LLM(str(folder), skip_tokenizer_init=True):
-        assert 'decoder "broken" (unknown) cannot be imported' in caplog.text
-    with pytest.raises(ModelError, match=r'decoder "broken" .* cannot be imported: No module'):
-        LLM(str(folder), decoder="broken", skip_tokenizer_init=True)
+        assert 'kernels "broken" (unknown) cannot be imported' in caplog.text
+    with pytest.raises(ModelError, match=r'kernels "broken" .* cannot be imported: No module'):
+        LLM(str(folder), kernels="broken", skip_tokenizer_init=True)
 
 
 def test_a_decoder_that_gives_other_logits_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

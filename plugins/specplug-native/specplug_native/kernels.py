@@ -1,0 +1,69 @@
+"""What the package offers: see ``specplug.models.kernels``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specplug.models.llama import LlamaLayer, LlamaModel, linears_of
+from specplug_native.decoder import NativeDecoder
+from specplug_native.layer import NativeLayer
+from specplug_native.library import load_library
+from specplug_native.weights import PANEL, NativeLinear, NativeNorm
+
+__all__ = ["NativeKernels"]
+
+_MOST_HEAD_DIM = 256
+_LANES = 16
+
+
+class NativeKernels:
+    """Implements :class:`specplug.models.kernels.Kernels` for bfloat16 on processors with AVX-512 for it."""
+
+    name = "native"
+
+    def decoder(self, model: LlamaModel) -> NativeDecoder | None:
+        """Takes the layers of a model that the kernels can run."""
+        library = load_library()
+        if library is None or model.activation != "silu" or not _is_ours(model.head.weight):
+            return None
+        if not all(_can_run(layer, model.head_dim) for layer in model.layers()):
+            return None
+        return NativeDecoder(model, library, self)
+
+    def layer(self, layer: LlamaLayer, *, head_dim: int, scaling: float, norm_eps: float) -> NativeLayer | None:
+        """One layer with SiLU."""
+        library = load_library()
+        if library is None or not _can_run(layer, head_dim):
+            return None
+        return NativeLayer(layer, head_dim=head_dim, scaling=scaling, norm_eps=norm_eps, library=library)
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Any number of outputs, an even one of inputs."""
+        library = load_library()
+        if library is None or not _is_ours(weight) or weight.shape[1] % 2:
+            return None
+        return NativeLinear(weight, bias, library)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Over a multiple of 16 numbers."""
+        library = load_library()
+        if library is None or not _is_ours(weight) or len(weight) % _LANES:
+            return None
+        return NativeNorm(weight, eps, library)
+
+
+def _is_ours(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+
+
+def _can_run(layer: LlamaLayer, head_dim: int) -> bool:
+    sizes = (layer.output.out_features, 2 * layer.gate.out_features, head_dim)
+    groups = ((layer.query, layer.key, layer.value), (layer.gate, layer.up))
+    return (
+        head_dim <= _MOST_HEAD_DIM
+        and all(size % PANEL == 0 for size in sizes)
+        and all(_is_ours(linear.weight) for linear in linears_of(layer))
+        and all(len({linear.bias is None for linear in group}) == 1 for group in groups)
+    )

@@ -1,0 +1,60 @@
+"""One decoder layer as a call of the compiled library, for heads."""
+
+from __future__ import annotations
+
+from ctypes import byref
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specplug.models.llama import LlamaLayer
+from specplug_native.library import Heads, Library, Shape
+from specplug_native.steps import NativeStep, ScratchSpace
+from specplug_native.weights import LayerWeights
+
+if TYPE_CHECKING:
+    from specplug.models.cache import RaggedLayer
+    from specplug.models.rotary import Turn
+    from specplug.models.step_plan import StepPlan
+
+__all__ = ["NativeLayer", "buffers_of"]
+
+
+class NativeLayer:
+    """Implements :class:`specplug.models.kernels.LayerStep`."""
+
+    def __init__(self, layer: LlamaLayer, *, head_dim: int, scaling: float, norm_eps: float, library: Library) -> None:
+        num_heads, num_kv_heads = (part.out_features // head_dim for part in (layer.query, layer.key))
+        hidden_size, intermediate_size = layer.output.out_features, layer.gate.out_features
+        heads = Heads(num_heads, num_kv_heads, head_dim, scaling)
+        self._shape = Shape(heads, norm_eps, hidden_size, intermediate_size)
+        self._weights = LayerWeights(layer)
+        self._struct = self._weights.struct()
+        self._scratch = ScratchSpace(self._shape)
+        self._run = library.layer
+
+    def __call__(
+        self, residual: torch.Tensor, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer
+    ) -> torch.Tensor:
+        """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
+        outputs, states = residual.clone(memory_format=torch.contiguous_format), states.contiguous()
+        keys, values = buffers_of(cache, self._shape)
+        layer, scratch = self._struct, self._scratch.room(len(states))
+        layer.keys, layer.values, layer.capacity = keys.data_ptr(), values.data_ptr(), cache.capacity
+        native = NativeStep(step, [cache.kind], np.arange(len(states)), turn.cos, turn.sin)
+        room, scratch.states = scratch.states, outputs.data_ptr()
+        self._run(byref(self._shape), byref(layer), byref(native.struct), states.data_ptr(), byref(scratch))
+        scratch.states = room
+        return outputs
+
+
+def buffers_of(cache: RaggedLayer, shape: Shape) -> tuple[torch.Tensor, ...]:
+    """Keys and values. Raises TypeError for entries that are kept in another dtype than the kernels read."""
+    if not cache.is_initialized:
+        nothing = torch.empty(0, shape.heads.num_kv_heads, shape.heads.head_dim, dtype=torch.bfloat16)
+        cache.lazy_initialization(nothing, nothing)
+    buffers = cache.buffers()
+    if buffers[0].dtype != torch.bfloat16:
+        raise TypeError(f"the cache is in {buffers[0].dtype}; the native kernels read bfloat16")
+    return buffers

@@ -1,0 +1,108 @@
+"""A step as the kernels read it: rows, positions, what each kind of layer sees, and room to compute in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specplug_native.library import Kind, Scratch, Shape, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from specplug.models.step_plan import LayerKind, Segment, StepPlan
+
+__all__ = ["NativeStep", "ScratchSpace"]
+
+
+class NativeStep:
+    """``struct``: valid as long as this object."""
+
+    def __init__(
+        self,
+        step: StepPlan,
+        kinds: Sequence[LayerKind],
+        positions: NDArray[np.int64],
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+    ) -> None:
+        """``positions`` ``[T]``: of each token in ``cos`` and ``signed_sin``, ``[num_positions, 1, head_dim]``."""
+        self._starts = np.zeros(len(step.num_query_tokens) + 1, dtype=np.int64)
+        np.cumsum(step.num_query_tokens, out=self._starts[1:])
+        self._lengths = np.array(step.lengths, dtype=np.int64)
+        self._held = (positions, cos, signed_sin)
+        self._kinds = _Kinds(step, kinds)
+        self.struct = Step(
+            len(self._lengths),
+            self._starts.ctypes.data,
+            self._lengths.ctypes.data,
+            positions.ctypes.data,
+            cos.data_ptr(),
+            signed_sin.data_ptr(),
+            len(cos),
+            self._kinds.structs,
+            torch.get_num_threads(),
+        )
+
+
+class _Kinds:
+    """``structs``: one for each of a cache's kinds, valid as long as this object."""
+
+    def __init__(self, step: StepPlan, kinds: Sequence[LayerKind]) -> None:
+        self._masks: list[_Masks] = []
+        self.structs = (Kind * len(kinds))(*[self._struct(step, kind) for kind in kinds])
+
+    def _struct(self, step: StepPlan, kind: LayerKind) -> Kind:
+        if step.sees_all_before(kind):
+            return Kind(kind.size)
+        masks = _Masks(sum(step.num_query_tokens))
+        for segment in step.kinds[kind].segments:
+            masks.add(segment, step.num_query_tokens)
+        self._masks.append(masks)
+        return Kind(kind.size, masks.pointers.ctypes.data, masks.spans.ctypes.data)
+
+
+class _Masks:
+    """For each of a step's tokens where its part of a mask begins, 0 for none, and how long it is."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.pointers = np.zeros(num_tokens, dtype=np.uint64)
+        self.spans = np.zeros(num_tokens, dtype=np.int64)
+        self._held: list[torch.Tensor] = []
+
+    def add(self, segment: Segment, num_query_tokens: Sequence[int]) -> None:
+        """The tokens of a segment; where it has no mask, each sees the slots up to its own."""
+        if segment.hidden is None:
+            return
+        hidden = segment.hidden.contiguous()  # [rows, width, span]
+        self._held.append(hidden)
+        start, offset = segment.token_start, hidden.data_ptr()
+        for count in num_query_tokens[segment.row_start : segment.row_stop]:
+            tokens = slice(start, start + count)
+            self.pointers[tokens] = offset + np.arange(count, dtype=np.uint64) * segment.span
+            self.spans[tokens] = segment.span
+            start, offset = start + count, offset + segment.width * segment.span
+
+
+class ScratchSpace:
+    """Memory for what a step computes on its way; it grows to the largest step."""
+
+    def __init__(self, shape: Shape) -> None:
+        heads = shape.heads
+        attended = heads.num_heads * heads.head_dim
+        projected = attended + 2 * heads.num_kv_heads * heads.head_dim
+        self._sizes = (shape.hidden_size, shape.hidden_size, projected, attended, shape.intermediate_size)
+        self._num_tokens = 0
+        self._tensors: list[torch.Tensor] = []
+        self._struct = Scratch()
+
+    def room(self, num_tokens: int) -> Scratch:
+        """For so many tokens; valid until it is asked for again."""
+        if num_tokens > self._num_tokens:
+            self._num_tokens = num_tokens
+            self._tensors = [torch.empty(num_tokens * size, dtype=torch.bfloat16) for size in self._sizes]
+            self._struct = Scratch(*(tensor.data_ptr() for tensor in self._tensors))
+        return self._struct

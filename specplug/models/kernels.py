@@ -1,0 +1,128 @@
+"""Kernels that other packages bring: forwards of models, and parts of heads, in compiled code of their own.
+
+A package offers them by an entry point of the group ``specplug.kernels`` that names a :class:`Kernels`. A loaded model
+is tried against transformers' own forward before anything is generated with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specplug.errors import ConfigError, ModelError
+from specplug.models.llama import LlamaLayer, LlamaModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from specplug.models.cache import RaggedCache, RaggedLayer
+    from specplug.models.rotary import Turn
+    from specplug.models.step_plan import StepPlan
+
+__all__ = ["Decoder", "Kernels", "LayerStep", "find_decoder"]
+
+GROUP = "specplug.kernels"
+AUTO, TORCH = "auto", "torch"
+
+logger = logging.getLogger("specplug")
+
+
+class Decoder(Protocol):
+    """A model's forward over packed tokens. It keeps keys and values in the cache's own buffers and layout."""
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """What it is made of, for heads on the same target; None: torch."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        step: StepPlan,
+        cache: RaggedCache,
+        logits_indices: torch.Tensor,
+        taps: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """``input_ids`` ``[T]``: logits of ``logits_indices``, and states ``[T, hidden]`` of each layer in ``taps``.
+
+        Layer i is the residual stream after i layers (0: the embeddings), before the final norm.
+        """
+
+    def project(self, states: torch.Tensor) -> torch.Tensor:
+        """The model's output embedding, for heads that share it: ``[n, hidden]`` to ``[n, vocab]``."""
+
+
+class LayerStep(Protocol):
+    """A decoder layer from its normalised input on, over packed tokens."""
+
+    def __call__(
+        self, residual: torch.Tensor, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer
+    ) -> torch.Tensor:
+        """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
+
+
+class Kernels(Protocol):
+    """What a package offers. Each method returns None for what the package, or this machine, cannot run."""
+
+    name: str
+
+    def decoder(self, model: LlamaModel) -> Decoder | None:
+        """Takes the layers out of the model; changes nothing where it returns None."""
+
+    def layer(self, layer: LlamaLayer, *, head_dim: int, scaling: float, norm_eps: float) -> LayerStep | None:
+        """One layer; its ``input_norm`` is applied before. The weights are copied."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """``[..., in]`` to ``[..., out]`` for a ``weight`` ``[out, in]``. The weights are copied."""
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """``x / rms(x) * weight`` over the last axis."""
+
+
+def find_decoder(name: str, model: Any, num_positions: int) -> Decoder | None:
+    """By the installed kernels called ``name``, or with "auto" the first that run ``model``; None for torch.
+
+    ``num_positions``: positions that steps may hold. A decoder takes the layers out of the model. Raises ConfigError
+    for a name that is not installed or cannot run the model; with "auto" a package that cannot be imported is logged
+    and passed over. Raises ModelError where a package fails, the model half taken.
+    """
+    if name == TORCH:
+        return None
+    installed = {each.name: each for each in sorted(entry_points(group=GROUP))}
+    if name == AUTO:
+        made = (_decoder(each, model, num_positions, is_asked_for=False) for each in installed.values())
+        return next((decoder for decoder in made if decoder is not None), None)
+    if name not in installed:
+        choices = ", ".join(f'"{each}"' for each in (AUTO, TORCH, *installed))
+        raise ConfigError(f'kernels="{name}" is not installed; write one of: {choices}')
+    decoder = _decoder(installed[name], model, num_positions, is_asked_for=True)
+    if decoder is None:
+        raise ConfigError(
+            f'kernels="{name}" cannot run this model ({type(model).__name__}, {model.dtype}, {model.device}) on this '
+            f'machine; write kernels="{AUTO}" to use them only where they can'
+        )
+    return decoder
+
+
+def _decoder(entry_point: EntryPoint, model: Any, num_positions: int, *, is_asked_for: bool) -> Decoder | None:
+    try:
+        kernels: Kernels = entry_point.load()
+    except Exception as error:
+        fault = f'kernels "{entry_point.name}" ({_origin(entry_point)}) cannot be imported: {error}'
+        if is_asked_for:
+            raise ModelError(fault) from error
+        logger.warning("%s; going on without them", fault)
+        return None
+    parts = LlamaModel.of(model, num_positions)
+    try:
+        return None if parts is None else kernels.decoder(parts)
+    except Exception as error:
+        raise ModelError(
+            f'kernels "{entry_point.name}" ({_origin(entry_point)}) failed to take the model: {type(error).__name__}: '
+            f'{error}; write kernels="{TORCH}" to do without them'
+        ) from error
+
+
+def _origin(entry_point: EntryPoint) -> str:
+    return "unknown" if entry_point.dist is None else f"{entry_point.dist.name} {entry_point.dist.version}"

@@ -1,4 +1,4 @@
-"""``specplug plugins``: what is installed, who serves it, and whether it can be used."""
+"""``specplug plugins``: what is installed, who serves it, and whether it can be used; and what kernels are."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["plugins"]
 
+KERNELS = "specplug.kernels"
+"""Entry-point group; ``specplug.models.kernels`` reads it, but takes torch with it."""
+
 
 def plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """List every plugin with its kind, distribution, hooks, options and status."""
+    """List every plugin with its kind, distribution, hooks, options and status; below, the installed kernels."""
+    from rich.markup import escape
+
     from specplug.cli.console import output
     from specplug.hooks import process_manager
 
@@ -27,7 +32,10 @@ def plugins(
     if as_json:
         typer.echo(json.dumps([_as_dict(report) for report in reports], indent=2))
         return
-    output().print(_table(reports))
+    console = output()
+    console.print(_table(reports))
+    if kernels := _kernels():
+        console.print(f" kernels: {escape(kernels)}", soft_wrap=True)
 
 
 def _as_dict(report: PluginReport) -> dict[str, Any]:
@@ -43,6 +51,14 @@ def _plain(value: Any) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
         return repr(value)
+
+
+def _kernels() -> str:
+    """By their metadata: whether this machine runs them shows when a model is loaded (``LLM.kernels``)."""
+    from specplug.hooks.discovery import discover
+
+    found = discover(group=KERNELS)
+    return ", ".join(f"{name} ({claim.origin})" for name, each in found.items() for claim in each.candidates)
 
 
 def _table(reports: list[PluginReport]) -> Table:

@@ -41,19 +41,19 @@ class Found:
     """Other copies of the same distribution, later on the import path: Python imports the first, and so do we."""
 
 
-def discover(entry_points: Iterable[EntryPoint] | None = None) -> Mapping[str, Found]:
-    """Every name of the entry-point group "specplug" (or of ``entry_points``), sorted, with who claims it."""
-    pairs = _installed() if entry_points is None else ((each, each.dist) for each in entry_points)
+def discover(entry_points: Iterable[EntryPoint] | None = None, *, group: str = PROJECT) -> Mapping[str, Found]:
+    """Every name of an entry-point group (or of ``entry_points``), sorted, with who claims it."""
+    pairs = _installed(group) if entry_points is None else ((each, each.dist) for each in entry_points)
     by_name: dict[str, list[Candidate]] = {}
     for entry_point, distribution in pairs:
         by_name.setdefault(entry_point.name, []).append(_candidate(entry_point, distribution))
     return {name: _distinct(by_name[name]) for name in sorted(by_name)}
 
 
-def _installed() -> Iterator[tuple[EntryPoint, Distribution]]:
+def _installed(group: str) -> Iterator[tuple[EntryPoint, Distribution]]:
     for distribution in distributions():
         for entry_point in _entry_points(distribution):
-            if entry_point.group == PROJECT:
+            if entry_point.group == group:
                 yield entry_point, distribution
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import platform
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -83,18 +85,52 @@ def test_licence_text_travels(built: Built) -> None:
     assert "Apache License" in read(wheel, "licenses/LICENSE")
 
 
-def test_each_plugin_names_its_methods_and_a_range_of_the_core(built: Built, distributions: dict[str, Path]) -> None:
-    for name in set(distributions) - {"specplug"}:
+def test_each_plugin_names_what_it_brings_and_a_range_of_the_core(built: Built) -> None:
+    for name in set(built) - {"specplug"}:
         wheel, sdist = built[name]
         package = name.replace("-", "_")
         assert {top.split("/")[0].split("-")[0] for top in names_in(wheel)} == {package}
-        assert entry_points(wheel)["specplug"], name
+        assert set(entry_points(wheel)) == {"specplug.kernels" if name == "specplug-native" else "specplug"}, name
         metadata = HeaderParser().parsestr(read(wheel, "METADATA"))
         core = next(need for need in map(Requirement, metadata.get_all("Requires-Dist")) if need.name == "specplug")
         assert "==" not in str(core.specifier)
         assert "<" in str(core.specifier)
         with tarfile.open(sdist) as archive:
             assert any("/tests/test_" in member for member in archive.getnames()), f"{name}: tests travel in the sdist"
+
+
+def test_every_distribution_has_its_papers(distributions: dict[str, Path]) -> None:
+    for name, folder in distributions.items():
+        if folder.parent.name == "examples":
+            continue
+        readme, changes = (folder / file for file in ("README.md", "CHANGELOG.md"))
+        assert readme.read_text().startswith(f"# {name}\n"), name
+        assert changes.read_text().startswith(f"# Changelog of {name}\n\n## Unreleased\n\n"), name
+        assert (folder / "LICENSE").read_text() == (distributions["specplug"] / "LICENSE").read_text(), name
+
+
+def test_licence_text_travels_with_every_plugin(built: Built, distributions: dict[str, Path]) -> None:
+    for name in set(built) - {"specplug"}:
+        if distributions[name].parent.name == "plugins":
+            assert "Apache License" in read(built[name][0], "licenses/LICENSE"), name
+
+
+def test_the_compiled_wheel_serves_every_python_of_its_machine(native_wheel: Path) -> None:
+    names = names_in(native_wheel)
+    assert {"specplug_native/_kernels.abi3.so", "specplug_native/py.typed"} <= set(names)
+    assert not [name for name in names if name.endswith((".cpp", ".h", ".txt")) and ".dist-info" not in name]
+    tag = native_wheel.stem.split("-", 2)[2]
+    assert tag.startswith("py3-none-")
+    if sys.platform == "linux":
+        assert tag == f"py3-none-linux_{platform.machine()}"
+    assert entry_points(native_wheel)["specplug.kernels"] == {"native": "specplug_native:kernels"}
+
+
+def test_the_compiled_sdist_holds_its_sources(native_wheel: Path, built: Built) -> None:
+    with tarfile.open(built["specplug-native"][1]) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"CMakeLists.txt", "src/support.cpp", "src/decoder.cpp", "CHANGELOG.md", "LICENSE"} <= names
+    assert not [name for name in names if name.endswith(".so")]
 
 
 @pytest.mark.parametrize("pin", ["torch==2.13.0", "transformers==5.19.*"])

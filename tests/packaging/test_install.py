@@ -26,6 +26,20 @@ assert seen.outputs[0].token_ids == expected.outputs[0].token_ids
 print(seen.outputs[0].spec_decode_metrics.num_draft_tokens)
 """
 
+LOAD_NATIVE = """
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+(found,) = entry_points(group="specplug.kernels")
+kernels = found.load()
+from specplug_native.library import load_library
+
+load_library()  # None on a processor that it does not run on, but it loads everywhere
+assert not [name for name in sys.modules if name.split(".")[0] == "transformers"]
+print(find_spec("specplug_native._kernels").origin, kernels.name)
+"""
+
 
 def test_the_core_alone(built: Built, environment: Callable[..., Any]) -> None:
     fresh = environment(built["specplug"][0])
@@ -96,12 +110,20 @@ def test_specplug_suffix_from_its_wheel_without_a_compiler(
     assert (options["suffix_max_draft"], options["suffix_factor"]) == (32, 2.0)
 
 
-def test_every_plugin_is_found_beside_the_core(
-    built: Built, environment: Callable[..., Any], distributions: dict[str, Path]
-) -> None:
+def test_specplug_native_from_its_wheel(native_wheel: Path, built: Built, environment: Callable[..., Any]) -> None:
+    fresh = environment(built["specplug"][0], native_wheel)
+    done = fresh.run("python", "-c", LOAD_NATIVE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(fresh.site_packages / "specplug_native/_kernels.abi3.so"), "native"]
+
+    done = fresh.run("specplug", "plugins")
+    assert "kernels: native (specplug-native 0.1.0)" in done.stdout
+
+
+def test_every_plugin_is_found_beside_the_core(built: Built, environment: Callable[..., Any]) -> None:
     fresh = environment(*(wheel for wheel, _ in built.values()))
     done = fresh.run("specplug", "plugins", "--json")
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
-    assert {plugin["distribution"] for plugin in listed} == set(distributions)
+    assert {plugin["distribution"] for plugin in listed} == set(built) - {"specplug-native"}
     assert [plugin for plugin in listed if plugin["status"] not in ("available", "loaded")] == []

@@ -18,14 +18,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from ctypes import byref
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 from common import circumstances, paired_ratio, wait_until_idle
 from host import Bench, Parts, Row, TimedTarget, ngram, run_parts
+
+if TYPE_CHECKING:
+    from specplug_native.library import Library
 
 KINDS = ("humaneval", "edit", "chat")
 LENGTHS = (2, 3, 4, 5, 6)
@@ -287,7 +292,7 @@ class Drafts:
 
 
 class Products:
-    """The matrix products that the drafts from now on consist of, as they reach torch's dispatcher."""
+    """The matrix products that the drafts from now on consist of, as they reach torch's dispatcher or the kernels."""
 
     def __init__(self, drafts: Drafts) -> None:
         import torch
@@ -304,9 +309,11 @@ class Products:
                     calls[-1].append((func, args))
                 return func(*args, **(kwargs or {}))
 
-        def recorded() -> Recorder:
+        @contextmanager
+        def recorded() -> Iterator[None]:
             calls.append([])
-            return Recorder()  # type: ignore[no-untyped-call]
+            with Recorder(), _native_products(calls[-1]):  # type: ignore[no-untyped-call]
+                yield
 
         drafts.within = recorded
 
@@ -335,6 +342,46 @@ class Products:
                     spent += time.perf_counter() - start
                 times.append(spent / len(self.drafts))
         return statistics.median(times)
+
+
+@contextmanager
+def _native_products(calls: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]:
+    """Note the products that specplug-native's parts of heads do, each as a call of its own."""
+    try:
+        from specplug_native.layer import NativeLayer
+        from specplug_native.weights import NativeLinear
+    except ImportError:
+        yield
+        return
+    run_layer, run_linear = NativeLayer.__call__, NativeLinear.__call__
+
+    def layer(self: Any, residual: Any, states: Any, *more: Any) -> Any:
+        calls.extend(_native_call(product, len(states)) for product in self.products)
+        return run_layer(self, residual, states, *more)
+
+    def linear(self: Any, states: Any) -> Any:
+        calls.append(_native_call(self.struct, len(states)))
+        return run_linear(self, states)
+
+    with patch.object(NativeLayer, "__call__", layer), patch.object(NativeLinear, "__call__", linear):
+        yield
+
+
+def _native_call(product: Any, num_rows: int) -> tuple[Any, tuple[Any, ...]]:
+    import torch
+    from specplug_native.library import load_library
+
+    states, outputs = (torch.zeros(num_rows, size) for size in (product.in_features, product.out_features))
+    states, outputs = states.bfloat16(), outputs.bfloat16()
+
+    run = cast("Library", load_library()).linear
+    arguments = (byref(product), states.data_ptr(), num_rows, torch.get_num_threads(), outputs.data_ptr())
+    return partial(_call, run, states, outputs), arguments
+
+
+def _call(run: Any, states: Any, outputs: Any, *arguments: Any) -> None:
+    """``states`` and ``outputs`` are held as long as their addresses are used."""
+    run(*arguments)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

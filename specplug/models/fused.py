@@ -64,7 +64,7 @@ class FusedDecoder:
         Layer i is the residual stream after i layers, before the final norm.
         """
         states = embedding(input_ids, self._embeddings)
-        turn = self._turn_at(step.position_ids[0])
+        turn = self._turn_at(step.position_ids)
         tapped = {0: states} if 0 in taps else {}
         for number, (layer, layer_cache) in enumerate(zip(self._layers, cache.ragged_layers, strict=True), start=1):
             states = layer.step(states, turn, step, layer_cache)
@@ -150,12 +150,12 @@ class FusedLayer(torch.nn.Module):
 
 
 def _rotary(rotary: Any, num_positions: int, like: torch.Tensor) -> Callable[[torch.Tensor], Turn]:
-    """From positions ``[tokens]`` to their turn; by a table, unless the embedding changes with a text's length."""
+    """From positions ``[1, tokens]`` to their turn; by a table, unless the embedding changes with a text's length."""
     if getattr(rotary, "rope_type", None) in RotaryTable.KINDS:
         return RotaryTable(rotary.forward, num_positions, dtype=like.dtype, device=like.device)
 
     def turn_at(position_ids: torch.Tensor) -> Turn:
-        cos, sin = rotary.forward(like[:1], position_ids[None])
+        cos, sin = rotary.forward(like[:1], position_ids)
         return Turn.of((cos[0], sin[0]))
 
     return turn_at

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from specplug.models.cache import RaggedCache, RaggedLayer
-    from specplug.models.rotary import Turn
+    from specplug.models.rotary import RotaryTable
     from specplug.models.step_plan import StepPlan
 
 __all__ = ["Decoder", "Kernels", "LayerStep", "find_decoder"]
@@ -57,7 +57,7 @@ class LayerStep(Protocol):
     """A decoder layer from its normalised input on, over packed tokens."""
 
     def __call__(
-        self, residual: torch.Tensor, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer
+        self, residual: torch.Tensor, states: torch.Tensor, step: StepPlan, cache: RaggedLayer
     ) -> torch.Tensor:
         """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
 
@@ -70,7 +70,9 @@ class Kernels(Protocol):
     def decoder(self, model: LlamaModel) -> Decoder | None:
         """Takes the layers out of the model; changes nothing where it returns None."""
 
-    def layer(self, layer: LlamaLayer, *, head_dim: int, scaling: float, norm_eps: float) -> LayerStep | None:
+    def layer(
+        self, layer: LlamaLayer, rotary: RotaryTable, *, head_dim: int, scaling: float, norm_eps: float
+    ) -> LayerStep | None:
         """One layer; its ``input_norm`` is applied before. The weights are copied."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -78,6 +80,9 @@ class Kernels(Protocol):
 
     def norm(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """``x / rms(x) * weight`` over the last axis."""
+
+    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The arg-max of each row of ``logits`` ``[n, vocab]``, ``[n]`` int64, and its probability, ``[n]`` float32."""
 
 
 def find_decoder(name: str, model: Any, num_positions: int) -> Decoder | None:

@@ -52,10 +52,15 @@ class RotaryTable:
         cos, sin = rotary(like, torch.arange(num_positions, device=device)[None])
         self.cos, self.signed_sin = cos[0, :, None], _signed(sin)[0, :, None]
         """``[positions, 1, head_dim]``; the sines of the first half are negated."""
+        self._last: tuple[torch.Tensor, Turn] | None = None
 
     def __call__(self, position_ids: torch.Tensor) -> Turn:
-        """At positions ``[tokens]``."""
-        return Turn(self.cos.index_select(0, position_ids), self.signed_sin.index_select(0, position_ids))
+        """At positions ``[1, tokens]``. Layer after layer asks with the same tensor."""
+        if self._last is None or self._last[0] is not position_ids:
+            places = position_ids[0]
+            turn = Turn(self.cos.index_select(0, places), self.signed_sin.index_select(0, places))
+            self._last = (position_ids, turn)
+        return self._last[1]
 
 
 def _signed(sin: torch.Tensor) -> torch.Tensor:

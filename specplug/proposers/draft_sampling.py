@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from specplug.draft_space import DraftSpace
+from specplug.models.kernels import Kernels
 from specplug.sampling_params import SamplingParams
 from specplug.types import Batch, Law, LawSpan, OneHot, cumulative
 from specplug.verify import filters, noise
@@ -61,8 +62,16 @@ class DraftSampler:
     These are ``token_ids``, ``confidence`` and ``laws(space)``.
     """
 
-    def __init__(self, rows: Sequence[DraftRow], *, is_probabilistic: bool, device: torch.device) -> None:
-        """Without ``is_probabilistic`` every row is drafted by arg-max."""
+    def __init__(
+        self,
+        rows: Sequence[DraftRow],
+        *,
+        is_probabilistic: bool,
+        device: torch.device,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """Without ``is_probabilistic`` every row is drafted by arg-max. ``kernels``: to find it with."""
+        self._kernels = kernels
         self._starts = cumulative(row.num_slots for row in rows)
         self._device = device
         self._is_random = [is_probabilistic and not row.is_greedy for row in rows for _ in range(row.num_slots)]
@@ -83,7 +92,7 @@ class DraftSampler:
         if len(random) == len(slots):
             chosen, confidence = self._draw(logits.float(), slots)
         else:
-            chosen, confidence = _likeliest(logits)
+            chosen, confidence = self._likeliest(logits)
             if random:
                 places = torch.tensor(random, device=self._device)
                 drawn = self._draw(logits[places].float(), [slots[place] for place in random])
@@ -92,6 +101,10 @@ class DraftSampler:
         self._chosen.append(chosen)
         self._confidence.append(confidence)
         return chosen
+
+    def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = None if self._kernels is None else self._kernels.likeliest(logits)
+        return found or _likeliest(logits)
 
     @property
     def token_ids(self) -> torch.Tensor:

@@ -151,6 +151,7 @@ class ModelProposer(Proposer):
             [DraftRow.of(batch, row, counts[row]) for row in readings],
             is_probabilistic=self.is_probabilistic,
             device=self.draft.device,
+            kernels=getattr(self.draft, "kernels", None),
         )
         with torch.inference_mode():
             self.draw([slots[each.request_id] for each in self.cache.in_order(list(readings.values()))], sampler)

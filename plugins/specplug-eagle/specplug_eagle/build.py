@@ -18,7 +18,7 @@ from specplug.models.loading import find_folder
 from specplug.models.packing import can_pack, pack_linears
 from specplug.proposers.heads.features import final_norm
 from specplug.proposers.heads.files import read_tensor
-from specplug.proposers.heads.layers import rotary_table
+from specplug.proposers.heads.layers import Map, bound_linear, rotary_table
 from specplug.proposers.heads.proposer import HeadProposer
 from specplug.proposers.heads.reader import READ_AHEAD, HeadReader
 from specplug.proposers.heads.tree import TreeHeadProposer
@@ -73,13 +73,14 @@ def load_head(checkpoint: Checkpoint, target: Any, num_positions: int) -> tuple[
     lm_head = _output(checkpoint, target, space)
     if lm_head is not None:
         head.lm_head = lm_head
-    if can_pack(target.device, target.dtype):
+    kernels = getattr(target, "kernels", None)
+    if kernels is None and can_pack(target.device, target.dtype):
         pack_linears(head)
     table = _own(checkpoint, "embed_tokens.weight", target)
     head.embed = partial(_look_up, target.model.get_input_embeddings().weight if table is None else table)
-    output: Any = target.model.get_output_embeddings() if lm_head is None else head.lm_head
-    head.output = output.forward
-    head.bind()
+    head.bind(kernels)
+    own_output = None if lm_head is None else cast(torch.nn.Linear, head.lm_head)
+    head.output = _target_output(target) if own_output is None else bound_linear(own_output, head.kernels)
     return head, space
 
 
@@ -190,6 +191,12 @@ def _output(checkpoint: Checkpoint, target: Any, space: DraftSpace) -> torch.nn.
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.load_state_dict({"weight": weight}, assign=True)
     return linear
+
+
+def _target_output(target: Any) -> Map:
+    """As the target itself uses it, if it tells."""
+    project: Map = getattr(target, "project", target.model.get_output_embeddings().forward)
+    return project
 
 
 def _look_up(table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

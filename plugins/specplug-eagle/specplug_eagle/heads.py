@@ -14,10 +14,11 @@ from typing import Any, cast
 import torch
 
 from specplug.models.cache import RaggedCache
+from specplug.models.kernels import Kernels
 from specplug.models.rotary import RotaryTable
 from specplug.models.runner import layer_windows
 from specplug.models.step_plan import StepPlan
-from specplug.proposers.heads.layers import DecoderLayer, Map, Norm, Shape
+from specplug.proposers.heads.layers import DecoderLayer, Map, Norm, Shape, bound_linear
 from specplug_eagle.checkpoint import HeadConfig
 
 __all__ = ["Eagle3Head", "EagleHead"]
@@ -38,14 +39,20 @@ class _Body(torch.nn.Module):
         self.config = config
         self.layers = layers
         self.windows: Sequence[int | None] = layer_windows(body)
+        self.kernels: Kernels | None = None
         self.embed: Map = _missing
         self.output: Map = _missing
 
-    def bind(self) -> None:
-        """Look the parts up that every token needs; again whenever one was replaced."""
+    def bind(self, kernels: Kernels | None = None) -> None:
+        """Look the parts up that every token needs; again whenever one was replaced.
+
+        ``kernels``: to be used where they can run all layers; the plain weights of these are let go.
+        """
         self._blocks: list[Any] = list(self.blocks)
-        for block in self._blocks:
-            block.bind()
+        compiled = [None if kernels is None else block.compiled(kernels, self.rotary) for block in self._blocks]
+        self.kernels = None if None in compiled else kernels
+        for block, layer in zip(self._blocks, compiled, strict=True):
+            block.bind(self.rotary, self.kernels, layer if self.kernels else None)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Raw logits ``[n, draft_vocab]`` of what ``run`` returned."""
@@ -70,9 +77,9 @@ class EagleHead(_Body):
             DecoderLayer(shape, normalises_input=index > 0) for index in range(config.num_layers)
         )
 
-    def bind(self) -> None:
-        super().bind()
-        self._fc: Map = self.fc.forward
+    def bind(self, kernels: Kernels | None = None) -> None:
+        super().bind(kernels)
+        self._fc: Map = bound_linear(self.fc, self.kernels)
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's last layer ``[T, hidden]``, normalised."""
@@ -80,10 +87,9 @@ class EagleHead(_Body):
 
     def run(self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, cache: RaggedCache) -> torch.Tensor:
         """See ``specplug.proposers.heads.reader.Head``."""
-        turn = self.rotary(step.position_ids[0])
         states = self._fc(torch.cat((self.embed(token_ids), features), -1))
         for block, layer in zip(self._blocks, cache.ragged_layers, strict=True):
-            states = block.step(states, turn, step, layer)
+            states = block.step(states, step, layer)
         return states
 
 
@@ -109,15 +115,15 @@ class Eagle3Head(_Body):
         )
         self.norm = Norm(hidden, eps)
 
-    def bind(self) -> None:
-        super().bind()
-        config = self.config
+    def bind(self, kernels: Kernels | None = None) -> None:
+        super().bind(kernels)
+        config, kernels = self.config, self.kernels
         if config.uses_layers:
-            self._fc: Map = self.fc.forward
-            self._before_fc = self.input_norm.bound() if self.input_norm is not None else None
-            self._part_norms = [cast(Norm, norm).bound() for norm in self.fc_norm]
-        self._embedding_norm, self._feature_norm = self.embedding_norm.bound(), self.feature_norm.bound()
-        self._norm = self.norm.bound()
+            self._fc: Map = bound_linear(self.fc, kernels)
+            self._before_fc = self.input_norm.bound(kernels) if self.input_norm is not None else None
+            self._part_norms = [cast(Norm, norm).bound(kernels) for norm in self.fc_norm]
+        self._embedding_norm, self._feature_norm = self.embedding_norm.bound(kernels), self.feature_norm.bound(kernels)
+        self._norm = self.norm.bound(kernels)
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's layers side by side ``[T, layers * target hidden]`` as one feature ``[T, hidden]``."""
@@ -133,13 +139,12 @@ class Eagle3Head(_Body):
 
     def run(self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, cache: RaggedCache) -> torch.Tensor:
         """See ``specplug.proposers.heads.reader.Head``."""
-        turn = self.rotary(step.position_ids[0])
         normed = self._feature_norm(features)
         joined = torch.cat((self._embedding_norm(self.embed(token_ids)), normed), -1)
         residual = normed if self.config.norm_before_residual else features
-        states: torch.Tensor = self._blocks[0].finish(residual, joined, turn, step, cache.ragged_layers[0])
+        states: torch.Tensor = self._blocks[0].finish(residual, joined, step, cache.ragged_layers[0])
         for block, layer in zip(self._blocks[1:], cache.ragged_layers[1:], strict=True):
-            states = block.step(states, turn, step, layer)
+            states = block.step(states, step, layer)
         return self._norm(states) if self.config.norm_output else states
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:

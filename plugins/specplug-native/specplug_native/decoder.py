@@ -62,7 +62,7 @@ class NativeDecoder:
         num_tokens, num_logits = len(input_ids), len(logits_indices)
         tapped = {layer: self._embeddings.new_empty(num_tokens, self._hidden_size) for layer in taps}
         self._bind(cache, tapped)
-        native = NativeStep(step, cache.kinds, step.positions, self._rotary.cos, self._rotary.signed_sin)
+        native = NativeStep(step, cache.kinds, self._rotary)
         logits = self._embeddings.new_empty(num_logits, self._vocab_size)
         is_done = self._forward(
             byref(self._shape),

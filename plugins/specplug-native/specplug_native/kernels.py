@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from specplug.models.llama import LlamaLayer, LlamaModel, linears_of
+from specplug.models.rotary import RotaryTable
 from specplug_native.decoder import NativeDecoder
 from specplug_native.layer import NativeLayer
 from specplug_native.library import load_library
@@ -32,12 +33,14 @@ class NativeKernels:
             return None
         return NativeDecoder(model, library, self)
 
-    def layer(self, layer: LlamaLayer, *, head_dim: int, scaling: float, norm_eps: float) -> NativeLayer | None:
+    def layer(
+        self, layer: LlamaLayer, rotary: RotaryTable, *, head_dim: int, scaling: float, norm_eps: float
+    ) -> NativeLayer | None:
         """One layer with SiLU."""
         library = load_library()
         if library is None or not _can_run(layer, head_dim):
             return None
-        return NativeLayer(layer, head_dim=head_dim, scaling=scaling, norm_eps=norm_eps, library=library)
+        return NativeLayer(layer, rotary, head_dim=head_dim, scaling=scaling, norm_eps=norm_eps, library=library)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Any number of outputs, an even one of inputs."""
@@ -53,9 +56,22 @@ class NativeKernels:
             return None
         return NativeNorm(weight, eps, library)
 
+    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """In one pass a row; of equal logits the first."""
+        library = load_library()
+        if library is None or not _is_ours(logits):
+            return None
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        ids = logits.new_empty(num_rows, dtype=torch.int64)
+        probs = logits.new_empty(num_rows, dtype=torch.float32)
+        threads = torch.get_num_threads()
+        library.likeliest(logits.data_ptr(), num_rows, vocab_size, threads, ids.data_ptr(), probs.data_ptr())
+        return ids, probs
 
-def _is_ours(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+
+def _is_ours(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
 
 
 def _can_run(layer: LlamaLayer, head_dim: int) -> bool:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from ctypes import byref
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from specplug.models.llama import LlamaLayer
+from specplug.models.rotary import RotaryTable
 from specplug_native.library import Heads, Library, Shape
 from specplug_native.steps import NativeStep, ScratchSpace
 from specplug_native.weights import LayerWeights
 
 if TYPE_CHECKING:
     from specplug.models.cache import RaggedLayer
-    from specplug.models.rotary import Turn
     from specplug.models.step_plan import StepPlan
 
 __all__ = ["NativeLayer", "buffers_of"]
@@ -24,28 +23,42 @@ __all__ = ["NativeLayer", "buffers_of"]
 class NativeLayer:
     """Implements :class:`specplug.models.kernels.LayerStep`."""
 
-    def __init__(self, layer: LlamaLayer, *, head_dim: int, scaling: float, norm_eps: float, library: Library) -> None:
+    def __init__(
+        self,
+        layer: LlamaLayer,
+        rotary: RotaryTable,
+        *,
+        head_dim: int,
+        scaling: float,
+        norm_eps: float,
+        library: Library,
+    ) -> None:
         num_heads, num_kv_heads = (part.out_features // head_dim for part in (layer.query, layer.key))
         hidden_size, intermediate_size = layer.output.out_features, layer.gate.out_features
         heads = Heads(num_heads, num_kv_heads, head_dim, scaling)
         self._shape = Shape(heads, norm_eps, hidden_size, intermediate_size)
         self._weights = LayerWeights(layer)
         self._struct = self._weights.struct()
+        self.products = (self._struct.query_key_value, self._struct.output, self._struct.gate_up, self._struct.down)
+        """Its matrix products."""
         self._scratch = ScratchSpace(self._shape)
+        self._rotary = rotary
         self._run = library.layer
 
     def __call__(
-        self, residual: torch.Tensor, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer
+        self, residual: torch.Tensor, states: torch.Tensor, step: StepPlan, cache: RaggedLayer
     ) -> torch.Tensor:
         """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
         outputs, states = residual.clone(memory_format=torch.contiguous_format), states.contiguous()
         keys, values = buffers_of(cache, self._shape)
         layer, scratch = self._struct, self._scratch.room(len(states))
         layer.keys, layer.values, layer.capacity = keys.data_ptr(), values.data_ptr(), cache.capacity
-        native = NativeStep(step, [cache.kind], np.arange(len(states)), turn.cos, turn.sin)
+        native = NativeStep(step, [cache.kind], self._rotary)
         room, scratch.states = scratch.states, outputs.data_ptr()
-        self._run(byref(self._shape), byref(layer), byref(native.struct), states.data_ptr(), byref(scratch))
+        is_done = self._run(byref(self._shape), byref(layer), byref(native.struct), states.data_ptr(), byref(scratch))
         scratch.states = room
+        if not is_done:
+            raise IndexError(f"rows of {step.lengths} entries grow beyond the rotary table's positions")
         return outputs
 
 

@@ -95,11 +95,14 @@ class Library:
             c_void_p,
         ]
         self.layer = library.specplug_layer
-        self.layer.restype = None
+        self.layer.restype = c_int
         self.layer.argtypes = [POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, POINTER(Scratch)]
         self.norm = library.specplug_norm
         self.norm.restype = None
         self.norm.argtypes = [c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p]
+        self.likeliest = library.specplug_likeliest
+        self.likeliest.restype = None
+        self.likeliest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
         self.linear = library.specplug_linear
         self.linear.restype = None
         self.linear.argtypes = [POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p]

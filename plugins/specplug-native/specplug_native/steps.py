@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_int64
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +13,7 @@ import torch
 from specplug_native.library import Kind, Scratch, Shape, Step
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from specplug.models.rotary import RotaryTable
     from specplug.models.step_plan import LayerKind, Segment, StepPlan
 
 __all__ = ["NativeStep", "ScratchSpace"]
@@ -21,28 +22,21 @@ __all__ = ["NativeStep", "ScratchSpace"]
 class NativeStep:
     """``struct``: valid as long as this object."""
 
-    def __init__(
-        self,
-        step: StepPlan,
-        kinds: Sequence[LayerKind],
-        positions: NDArray[np.int64],
-        cos: torch.Tensor,
-        signed_sin: torch.Tensor,
-    ) -> None:
-        """``positions`` ``[T]``: of each token in ``cos`` and ``signed_sin``, ``[num_positions, 1, head_dim]``."""
-        self._starts = np.zeros(len(step.num_query_tokens) + 1, dtype=np.int64)
-        np.cumsum(step.num_query_tokens, out=self._starts[1:])
-        self._lengths = np.array(step.lengths, dtype=np.int64)
-        self._held = (positions, cos, signed_sin)
+    def __init__(self, step: StepPlan, kinds: Sequence[LayerKind], rotary: RotaryTable) -> None:
+        num_rows = len(step.lengths)
+        starts = (c_int64 * (num_rows + 1))(*accumulate(step.num_query_tokens, initial=0))
+        lengths = (c_int64 * num_rows)(*step.lengths)
+        positions = step.positions if step.trees else None
         self._kinds = _Kinds(step, kinds)
+        self._held = (starts, lengths, positions)
         self.struct = Step(
-            len(self._lengths),
-            self._starts.ctypes.data,
-            self._lengths.ctypes.data,
-            positions.ctypes.data,
-            cos.data_ptr(),
-            signed_sin.data_ptr(),
-            len(cos),
+            num_rows,
+            addressof(starts),
+            addressof(lengths),
+            None if positions is None else positions.ctypes.data,
+            rotary.cos.data_ptr(),
+            rotary.signed_sin.data_ptr(),
+            len(rotary.cos),
             self._kinds.structs,
             torch.get_num_threads(),
         )

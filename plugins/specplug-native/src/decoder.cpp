@@ -31,13 +31,15 @@ struct Shape {
 // T tokens of `rows` rows: row r has tokens starts[r] to starts[r + 1], and held lengths[r] entries before.
 struct Step {
   int64_t rows;
-  const int64_t *starts, *lengths, *positions;
+  const int64_t *starts, *lengths;
+  const int64_t* positions;  // [T]; null where no tree is: a token stands where its entry does
   const bf16 *cos, *sin;  // [num_positions, head_dim]; the sines of the first half are negated
   int64_t num_positions;
   const Kind* kinds;
   int64_t threads;
 
   int64_t tokens() const { return starts[rows]; }
+  int64_t place_in_row(int64_t row, int64_t token) const { return lengths[row] + token - starts[row]; }
 };
 
 // Room for T tokens each.
@@ -75,13 +77,14 @@ void turn(bf16* head, int64_t dim, const bf16* cos, const bf16* sin) {
 // Queries and keys of a token are normalised and turned; keys and values go to their slot.
 void place(const Shape& shape, const Layer& layer, const Step& step, int64_t row, int64_t token, bf16* heads) {
   const Heads& of = shape.heads;
-  const int64_t dim = of.head_dim, position = step.positions[token];
+  const int64_t dim = of.head_dim, entry = step.place_in_row(row, token);
+  const int64_t position = step.positions == nullptr ? entry : step.positions[token];
   for (int64_t head = 0; head < of.num_heads + of.num_kv_heads; ++head) {
     const bf16* norm = head < of.num_heads ? layer.query_norm : layer.key_norm;
     if (norm != nullptr) normalise(heads + head * dim, dim, shape.norm_eps, norm, heads + head * dim);
     turn(heads + head * dim, dim, step.cos + position * dim, step.sin + position * dim);
   }
-  const int64_t slot = (step.lengths[row] + token - step.starts[row]) % step.kinds[layer.kind].size;
+  const int64_t slot = entry % step.kinds[layer.kind].size;
   const bf16 *keys = heads + of.num_heads * dim, *values = keys + of.num_kv_heads * dim;
   for (int64_t head = 0; head < of.num_kv_heads; ++head) {
     const int64_t place = ((row * of.num_kv_heads + head) * layer.capacity + slot) * dim;
@@ -122,6 +125,13 @@ struct Plan {
 
 bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   return std::all_of(values, values + count, [limit](int64_t value) { return 0 <= value && value < limit; });
+}
+
+bool positions_fit(const Step& step) {
+  if (step.positions != nullptr) return all_below(step.positions, step.tokens(), step.num_positions);
+  for (int64_t row = 0; row < step.rows; ++row)
+    if (step.lengths[row] + step.starts[row + 1] - step.starts[row] > step.num_positions) return false;
+  return true;
 }
 
 // Called by all threads of a team. states: what is added to, and the result; normed: the input of the attention.
@@ -171,16 +181,30 @@ void run_layer(const Shape& shape, const Layer& layer, const Step& step, const P
 extern "C" {
 
 // normed [T, in of query_key_value]; scratch.states [T, hidden_size] is what the layer adds to.
-void specplug_layer(const Shape* shape, const Layer* layer, const Step* step, const bf16* normed,
-                    const Scratch* scratch) {
+// Returns 0, and does nothing, if a position is out of range.
+int specplug_layer(const Shape* shape, const Layer* layer, const Step* step, const bf16* normed,
+                   const Scratch* scratch) {
+  if (!positions_fit(*step)) return 0;
   const Plan plan(shape->heads, *step);
 #pragma omp parallel num_threads(static_cast<int>(step->threads))
   run_layer(*shape, *layer, *step, plan, normed, *scratch);
+  return 1;
 }
 
 // x [rows, size] -> y [rows, size].
 void specplug_norm(const bf16* x, int64_t rows, int64_t size, float eps, const bf16* weight, bf16* y) {
   for (int64_t row = 0; row < rows; ++row) normalise(x + row * size, size, eps, weight, y + row * size);
+}
+
+// logits [rows, size] -> the first of each row's largest, and its probability.
+void specplug_likeliest(const bf16* logits, int64_t rows, int64_t size, int64_t threads, int64_t* ids,
+                        float* probabilities) {
+#pragma omp parallel for num_threads(static_cast<int>(threads)) if (rows > 1)
+  for (int64_t row = 0; row < rows; ++row) {
+    const Likeliest found = likeliest(logits + row * size, size);
+    ids[row] = found.index;
+    probabilities[row] = found.probability;
+  }
 }
 
 // x [rows, in] -> y [rows, out].
@@ -208,7 +232,7 @@ int specplug_forward(const Shape* shape, const Layer* layers, int64_t num_layers
                      const bf16* final_norm, const Linear* head, const int64_t* wanted, int64_t num_wanted,
                      const Scratch* scratch, bf16* logits) {
   const int64_t hidden = shape->hidden_size, tokens = step->tokens();
-  if (!all_below(token_ids, tokens, num_embeddings) || !all_below(step->positions, tokens, step->num_positions) ||
+  if (!all_below(token_ids, tokens, num_embeddings) || !positions_fit(*step) ||
       !all_below(wanted, num_wanted, tokens) || num_wanted > tokens)
     return 0;
   const Plan plan(shape->heads, *step);

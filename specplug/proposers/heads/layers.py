@@ -8,7 +8,7 @@ as a small operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,10 +18,12 @@ from torch.nn.functional import layer_norm, rms_norm, silu
 from specplug.errors import ModelError
 from specplug.models.attention import attend
 from specplug.models.cache import RaggedLayer
-from specplug.models.rotary import RotaryTable, Turn
+from specplug.models.kernels import Kernels, LayerStep
+from specplug.models.llama import LlamaLayer
+from specplug.models.rotary import RotaryTable
 from specplug.models.step_plan import StepPlan
 
-__all__ = ["DecoderLayer", "Map", "Norm", "Shape", "root_mean_square_norm", "rotary_table"]
+__all__ = ["DecoderLayer", "Map", "Norm", "Shape", "bound_linear", "root_mean_square_norm", "rotary_table"]
 
 Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -90,9 +92,17 @@ class Norm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def bound(self) -> Map:
+    def bound(self, kernels: Kernels | None = None) -> Map:
         """``[..., size]`` in and out."""
-        return root_mean_square_norm(self.weight.detach(), self.eps)
+        weight = self.weight.detach()
+        compiled = None if kernels is None else kernels.norm(weight, self.eps)
+        return compiled or root_mean_square_norm(weight, self.eps)
+
+
+def bound_linear(linear: torch.nn.Linear, kernels: Kernels | None) -> Map:
+    """``[..., in]`` to ``[..., out]``."""
+    compiled = None if kernels is None else kernels.linear(linear.weight.detach(), linear.bias)
+    return compiled or linear.forward
 
 
 def rotary_table(config: Any, num_positions: int, *, dtype: torch.dtype, device: torch.device) -> RotaryTable:
@@ -104,6 +114,19 @@ def rotary_table(config: Any, num_positions: int, *, dtype: torch.dtype, device:
         kinds = ", ".join(RotaryTable.KINDS)
         raise ModelError(f'rope_type="{kind}" of the head is not supported; these are: {kinds}')
     return RotaryTable(LlamaRotaryEmbedding(config).to(device), num_positions, dtype=dtype, device=device)
+
+
+def _split(linear: torch.nn.Linear, sizes: Sequence[int]) -> list[torch.nn.Linear]:
+    """The layers that were joined in one, on its weights."""
+    weights = torch.split(linear.weight.detach(), list(sizes))
+    biases = [None] * len(sizes) if linear.bias is None else torch.split(linear.bias.detach(), list(sizes))
+    parts = []
+    for weight, bias in zip(weights, biases, strict=True):
+        part = torch.nn.Linear(linear.in_features, len(weight), bias=bias is not None, device="meta")
+        state = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        part.load_state_dict(state, assign=True)
+        parts.append(part)
+    return parts
 
 
 class _Attention(torch.nn.Module):
@@ -140,8 +163,36 @@ class DecoderLayer(torch.nn.Module):
         self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps)
         self.mlp = _Mlp(shape)
 
-    def bind(self) -> None:
-        """Look everything up; again whenever a part was replaced."""
+    def compiled(self, kernels: Kernels, rotary: RotaryTable) -> LayerStep | None:
+        """The layer from its normalised input on as installed kernels run it; None if they do not."""
+        shape, attention, mlp = self.shape, self.attention, self.mlp
+        kv_size = shape.num_kv_heads * shape.head_dim
+        query, key, value = _split(attention.qkv, [shape.num_heads * shape.head_dim, kv_size, kv_size])
+        gate, up = _split(mlp.gate_up, [shape.intermediate_size] * 2)
+        parts = LlamaLayer(
+            query=query,
+            key=key,
+            value=value,
+            output=attention.o,
+            gate=gate,
+            up=up,
+            down=mlp.down,
+            input_norm=self.mlp_norm.weight.detach(),
+            mlp_norm=self.mlp_norm.weight.detach(),
+            query_norm=attention.q_norm.weight.detach() if shape.normalises_heads else None,
+            key_norm=attention.k_norm.weight.detach() if shape.normalises_heads else None,
+        )
+        sizes = {"head_dim": shape.head_dim, "scaling": shape.head_dim**-0.5, "norm_eps": shape.norm_eps}
+        return kernels.layer(parts, rotary, **sizes)
+
+    def bind(self, rotary: RotaryTable, kernels: Kernels | None = None, compiled: LayerStep | None = None) -> None:
+        """Look everything up; again whenever a part was replaced. With ``compiled`` the plain weights are let go."""
+        self._rotary = rotary
+        self._input_norm = self.input_norm.bound(kernels) if self.input_norm is not None else None
+        self._compiled = compiled
+        if compiled is not None:
+            del self.attention, self.mlp
+            return
         shape, attention, mlp = self.shape, self.attention, self.mlp
         self._num_queries, self._num_turned = shape.num_heads, shape.num_heads + shape.num_kv_heads
         self._head_dim = shape.head_dim
@@ -150,21 +201,20 @@ class DecoderLayer(torch.nn.Module):
         self._o: Map = attention.o.forward
         self._gate_up: Map = mlp.gate_up.forward
         self._down: Map = mlp.down.forward
-        self._input_norm = self.input_norm.bound() if self.input_norm is not None else None
         self._mlp_norm = self.mlp_norm.bound()
         self._head_norms = (attention.q_norm.bound(), attention.k_norm.bound()) if shape.normalises_heads else None
 
-    def step(self, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
+    def step(self, states: torch.Tensor, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
         """Packed states ``[T, hidden_size]`` in and out; ``cache``: the layer's own."""
         normed = states if self._input_norm is None else self._input_norm(states)
-        return self.finish(states, normed, turn, step, cache)
+        return self.finish(states, normed, step, cache)
 
-    def finish(
-        self, residual: torch.Tensor, states: torch.Tensor, turn: Turn, step: StepPlan, cache: RaggedLayer
-    ) -> torch.Tensor:
+    def finish(self, residual: torch.Tensor, states: torch.Tensor, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
         """The layer from its normalised ``states`` ``[T, input_size]`` on, added to ``residual``."""
+        if self._compiled is not None:
+            return self._compiled(residual, states, step, cache)
         heads = self._qkv(states).view(len(states), -1, self._head_dim)
-        turned = turn(self._normalised(heads[:, : self._num_turned]))
+        turned = self._rotary(step.position_ids)(self._normalised(heads[:, : self._num_turned]))
         keys, values = cache.append(step, turned[:, self._num_queries :], heads[:, self._num_turned :])
         attended = attend(step, cache.kind, turned[:, : self._num_queries], keys, values, self._scaling)
         states = self._o(attended.reshape(len(states), -1)).add_(residual)

@@ -92,6 +92,7 @@ class HeadProposer(Proposer):
             [DraftRow.of(batch, row, count) for row, count in enumerate(counts) if count],
             is_probabilistic=self.is_probabilistic,
             device=self._reader.device,
+            kernels=self.head.kernels,
         )
         with torch.inference_mode():
             self._draw(self._wanted(batch, counts), sampler)

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from specplug.models.cache import RaggedCache
+from specplug.models.kernels import Kernels
 from specplug.models.step_plan import StepPlan
 from specplug.proposers.heads.features import joined_states
 from specplug.trees import Tree
@@ -36,6 +37,10 @@ class Head(Protocol):
     @property
     def windows(self) -> Sequence[int | None]:
         """The sliding window of each of its own layers, None for full attention."""
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Installed kernels that run its layers, in the dtype of its weights; None: torch."""
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states ``[T, layers * target hidden]`` as the features that ``run`` takes, ``[T, hidden]``."""
@@ -92,7 +97,8 @@ class HeadReader:
             max_query_tokens=self.max_query_tokens,
             device=device,
         )
-        self._cache.keep_for_drafts()
+        if head.kernels is None:
+            self._cache.keep_for_drafts()
 
     # --- following the text -----------------------------------------------------------------------------------
 

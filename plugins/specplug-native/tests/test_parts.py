@@ -1,0 +1,149 @@
+"""Parts of heads: linear layers, norms, arg-max, a decoder layer; and a head that drafts with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from specplug_native import kernels
+from specplug_native.layer import NativeLayer
+from specplug_native.library import load_library
+
+from specplug import LLM, SamplingParams
+from specplug.models.cache import RaggedCache
+from specplug.proposers.heads.layers import DecoderLayer, Shape, root_mean_square_norm, rotary_table
+from specplug.testing.architectures import VOCAB_SIZE, tiny_model
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="this processor has no AVX-512 with bfloat16")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 11, 12, 13, 25])
+@pytest.mark.parametrize(
+    ("num_in", "num_out", "has_bias"), [(2, 1, False), (66, 31, True), (130, 97, False), (64, 64, True)]
+)
+def test_linear(num_rows: int, num_in: int, num_out: int, has_bias: bool) -> None:
+    weight, states = random(num_out, num_in), random(num_rows, num_in, seed=1)
+    bias = random(num_out, seed=2) if has_bias else None
+    linear = kernels.linear(weight, bias)
+    assert linear is not None
+    exact = torch.nn.functional.linear(states.double(), weight.double(), None if bias is None else bias.double())
+    assert (linear(states).double() - exact).abs().max() <= 2**-8 * exact.abs().max()
+    assert torch.equal(linear(states[None])[0], linear(states))
+    assert torch.equal(linear(states), torch.cat([linear(row[None]) for row in states]))
+
+
+def test_a_wrong_product_would_be_noticed() -> None:
+    weight, states = random(97, 130), random(5, 130, seed=1)
+    linear = kernels.linear(weight.roll(1, 1), None)
+    assert linear is not None
+    exact = states.double() @ weight.double().T
+    assert (linear(states).double() - exact).abs().max() > 2**-4 * exact.abs().max()
+
+
+def test_norm() -> None:
+    weight, states = random(96), 3 * random(5, 7, 96, seed=1)
+    norm = kernels.norm(weight, 1e-5)
+    assert norm is not None
+    exact = root_mean_square_norm(weight.double(), 1e-5)(states.double())
+    assert (norm(states).double() - exact).abs().max() <= 2**-7 * exact.abs().max()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 97, 4099])
+def test_likeliest(vocab_size: int) -> None:
+    logits = 4 * random(9, vocab_size)
+    logits[1] = 0  # the first of equals
+    logits[2, 1:] = -torch.inf
+    logits[3] = logits[3].roll(vocab_size // 2)
+    logits[4] -= 1000
+    found = kernels.likeliest(logits)
+    assert found is not None
+    ids, probs = found
+    expected = torch.softmax(logits.double(), -1).amax(-1)
+    assert [row.index(max(row)) for row in logits.tolist()] == ids.tolist()
+    torch.testing.assert_close(probs.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
+    weight = torch.randn(64, 64, dtype=dtype)
+    assert kernels.linear(weight, None) is None
+    assert kernels.norm(weight[0], 1e-5) is None
+    assert kernels.likeliest(weight) is None
+
+
+@pytest.mark.parametrize("normalises_heads", [False, True], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("input_size", [128, 256])
+def test_a_layer_is_as_near_to_exact_as_torchs(normalises_heads: bool, input_size: int) -> None:
+    shape = Shape(128, input_size, 224, 4, 2, 32, 1e-5, attention_bias=True, normalises_heads=normalises_heads)
+    torch.manual_seed(0)
+    layer = DecoderLayer(shape, normalises_input=False).bfloat16().requires_grad_(False)
+    residual, states = random(70, 128), random(70, input_size, seed=1)
+    exact = run(layer.double(), shape, residual.double(), states.double())
+    layer = layer.bfloat16()
+    theirs = run(layer, shape, residual, states)
+    ours = run(layer, shape, residual, states, is_compiled=True)
+    errors = [float((each.double() - exact).norm() / exact.norm()) for each in (ours, theirs)]
+    assert errors[0] < max(1.3 * errors[1], 0.004)
+    assert errors[1] < 0.02
+
+
+def run(
+    layer: DecoderLayer, shape: Shape, residual: torch.Tensor, states: torch.Tensor, *, is_compiled: bool = False
+) -> torch.Tensor:
+    """Two rows of 40 and 30 tokens: 33 and 30 of them, then the rest with one more row of nothing."""
+    config = tiny_model("llama", head_dim=shape.head_dim, hidden_size=128).config
+    rotary = rotary_table(config, 64, dtype=residual.dtype, device=torch.device("cpu"))
+    compiled = layer.compiled(kernels, rotary) if is_compiled else None
+    assert isinstance(compiled, NativeLayer) is is_compiled
+    layer.bind(rotary, kernels if is_compiled else None, compiled)
+    cache = RaggedCache([None], max_num_seqs=3, max_model_len=64, max_query_tokens=64, device=torch.device("cpu"))
+    for _ in range(3):
+        cache.acquire()
+    parts = []
+    for counts, tokens in (([33, 30, 0], [*range(33), *range(40, 70)]), ([7, 0, 0], [*range(33, 40)])):
+        step = cache.begin(counts)
+        parts.append(layer.finish(residual[tokens], states[tokens], step, cache.ragged_layers[0]))
+        cache.finish(counts)
+    first, rest = parts
+    return torch.cat((first[:33], rest, first[33:]))
+
+
+def test_a_layer_refuses_positions_beyond_its_table() -> None:
+    shape = Shape(128, 128, 224, 4, 2, 32, 1e-5)
+    layer = DecoderLayer(shape).bfloat16().requires_grad_(False)
+    with pytest.raises(IndexError, match="beyond the rotary table"):
+        config = tiny_model("llama", head_dim=32, hidden_size=128).config
+        rotary = rotary_table(config, 8, dtype=torch.bfloat16, device=torch.device("cpu"))
+        layer.bind(rotary, kernels, layer.compiled(kernels, rotary))
+        cache = RaggedCache([None], max_num_seqs=1, max_model_len=64, max_query_tokens=64, device=torch.device("cpu"))
+        cache.acquire()
+        layer.step(random(9, 128), cache.begin([9]), cache.ragged_layers[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"eagle_tree_width": 2, "eagle_tree_depth": 3}], ids=["chain", "tree"])
+def test_an_eagle3_head_drafts_with_them(tmp_path: Path, options: dict[str, Any]) -> None:
+    testing = pytest.importorskip("specplug_eagle.testing")
+    sizes = {"hidden_size": 128, "intermediate_size": 224, "head_dim": 32, "vocab_size": VOCAB_SIZE}
+    tiny_model("llama", **sizes).to(torch.bfloat16).save_pretrained(tmp_path / "target")
+    body = {**testing.LLAMA, **sizes, "max_position_embeddings": 256}
+    tensors = testing.eagle3_tensors(body, target_hidden_size=128)
+    head = testing.write_head(tmp_path / "head", testing.speculators_config(body=body), tensors)
+    config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3, **options}
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [*range(3, 3 + length)]} for length in (9, 40, 2)]
+    texts = []
+    for speculative_config in (None, config):
+        arguments: dict[str, Any] = {"skip_tokenizer_init": True, "speculative_config": speculative_config}
+        with LLM(str(tmp_path / "target"), strict=True, kernels="native", **arguments) as llm:
+            texts.append([list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)])
+            if speculative_config is not None:
+                assert llm.acceptance.aggregate().num_draft_tokens > 0
+    if not options:
+        assert texts[0] == texts[1]
+    assert all(0 <= token < VOCAB_SIZE for text in texts[1] for token in text)

@@ -348,6 +348,7 @@ class Products:
 def _native_products(calls: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]:
     """Note the products that specplug-native's parts of heads do, each as a call of its own."""
     try:
+        from specplug_native.chain import NativeChain
         from specplug_native.layer import NativeLayer
         from specplug_native.weights import NativeLinear
     except ImportError:
@@ -363,7 +364,14 @@ def _native_products(calls: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]
         calls.append(_native_call(self.struct, len(states)))
         return run_linear(self, states)
 
-    with patch.object(NativeLayer, "__call__", layer), patch.object(NativeLinear, "__call__", linear):
+    def token_by_token(self: Any, *arguments: Any) -> None:
+        """The same products, one call each."""
+
+    with (
+        patch.object(NativeLayer, "__call__", layer),
+        patch.object(NativeLinear, "__call__", linear),
+        patch.object(NativeChain, "__call__", token_by_token),
+    ):
         yield
 
 

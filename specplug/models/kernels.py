@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from specplug.errors import ConfigError, ModelError
 from specplug.models.llama import LlamaLayer, LlamaModel
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from specplug.models.rotary import RotaryTable
     from specplug.models.step_plan import StepPlan
 
-__all__ = ["Decoder", "Kernels", "LayerStep", "find_decoder"]
+__all__ = ["Chain", "ChainParts", "Decoder", "Kernels", "LayerStep", "check_kernels", "find_decoder"]
 
 GROUP = "specplug.kernels"
 AUTO, TORCH = "auto", "torch"
+
+Map: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 logger = logging.getLogger("specplug")
 
@@ -62,6 +65,37 @@ class LayerStep(Protocol):
         """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChainParts:
+    """An EAGLE-3 head of one layer. It reads ``[norm(embedding of a token); norm(feature)]``; the arg-max of its
+    normalised output is the next token, and the output the next feature."""
+
+    layer: LayerStep
+    embeddings: torch.Tensor
+    """``[target ids, hidden_size]``."""
+    embedding_norm: Map
+    feature_norm: Map
+    output_norm: Map
+    adds_to_norm: bool
+    """The layer adds to the normalised feature, not to the feature."""
+    feeds_back_norm: bool
+    """The next feature is the normalised output."""
+    output: Map
+    """``[n, hidden_size]`` to logits ``[n, draft ids]``."""
+    target_ids: torch.Tensor | None
+    """``[draft ids]``: the target's id of each; None where they are the same."""
+
+
+class Chain(Protocol):
+    """A head that drafts several tokens by arg-max in one call."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, num_tokens: int, cache: RaggedLayer
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """After target ids ``[n]`` with features ``[n, hidden]``, one for each row that appends ``num_tokens`` entries
+        in ``step``: as many draft ids ``[num_tokens, n]`` and their probabilities. None where it cannot."""
+
+
 class Kernels(Protocol):
     """What a package offers. Each method returns None for what the package, or this machine, cannot run."""
 
@@ -75,14 +109,25 @@ class Kernels(Protocol):
     ) -> LayerStep | None:
         """One layer; its ``input_norm`` is applied before. The weights are copied."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Map | None:
         """``[..., in]`` to ``[..., out]`` for a ``weight`` ``[out, in]``. The weights are copied."""
 
-    def norm(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    def norm(self, weight: torch.Tensor, eps: float) -> Map | None:
         """``x / rms(x) * weight`` over the last axis."""
+
+    def chain(self, parts: ChainParts) -> Chain | None:
+        """Of parts that these kernels made."""
 
     def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The arg-max of each row of ``logits`` ``[n, vocab]``, ``[n]`` int64, and its probability, ``[n]`` float32."""
+
+
+def check_kernels(name: str) -> None:
+    """Raise ConfigError for kernels that are not installed; imports nothing."""
+    installed = sorted(each.name for each in entry_points(group=GROUP))
+    if name not in (AUTO, TORCH, *installed):
+        choices = ", ".join(f'"{each}"' for each in (AUTO, TORCH, *installed))
+        raise ConfigError(f'kernels="{name}" is not installed; write one of: {choices}')
 
 
 def find_decoder(name: str, model: Any, num_positions: int) -> Decoder | None:
@@ -92,15 +137,13 @@ def find_decoder(name: str, model: Any, num_positions: int) -> Decoder | None:
     for a name that is not installed or cannot run the model; with "auto" a package that cannot be imported is logged
     and passed over. Raises ModelError where a package fails, the model half taken.
     """
+    check_kernels(name)
     if name == TORCH:
         return None
     installed = {each.name: each for each in sorted(entry_points(group=GROUP))}
     if name == AUTO:
         made = (_decoder(each, model, num_positions, is_asked_for=False) for each in installed.values())
         return next((decoder for decoder in made if decoder is not None), None)
-    if name not in installed:
-        choices = ", ".join(f'"{each}"' for each in (AUTO, TORCH, *installed))
-        raise ConfigError(f'kernels="{name}" is not installed; write one of: {choices}')
     decoder = _decoder(installed[name], model, num_positions, is_asked_for=True)
     if decoder is None:
         raise ConfigError(

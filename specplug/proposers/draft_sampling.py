@@ -97,10 +97,19 @@ class DraftSampler:
                 places = torch.tensor(random, device=self._device)
                 drawn = self._draw(logits[places].float(), [slots[place] for place in random])
                 chosen[places], confidence[places] = drawn
+        self.take(slots, chosen, confidence)
+        return chosen
+
+    @property
+    def is_random(self) -> bool:
+        """Whether any slot is drawn, not the arg-max."""
+        return self._num_random > 0
+
+    def take(self, slots: Sequence[int], chosen: torch.Tensor, confidence: torch.Tensor) -> None:
+        """What was chosen elsewhere for ``slots``, by arg-max: ids and their probabilities, ``[len(slots)]`` each."""
         self._slots += slots
         self._chosen.append(chosen)
         self._confidence.append(confidence)
-        return chosen
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = None if self._kernels is None else self._kernels.likeliest(logits)

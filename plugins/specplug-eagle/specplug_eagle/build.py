@@ -22,7 +22,7 @@ from specplug.proposers.heads.layers import Map, bound_linear, rotary_table
 from specplug.proposers.heads.proposer import HeadProposer
 from specplug.proposers.heads.reader import READ_AHEAD, HeadReader
 from specplug.proposers.heads.tree import TreeHeadProposer
-from specplug.proposers.heads.vocabulary import output_space
+from specplug.proposers.heads.vocabulary import ReducedVocabulary, output_space
 from specplug_eagle.checkpoint import Checkpoint, HeadConfig
 from specplug_eagle.heads import Eagle3Head, EagleHead
 from specplug_eagle.options import EagleOptions
@@ -76,11 +76,14 @@ def load_head(checkpoint: Checkpoint, target: Any, num_positions: int) -> tuple[
     kernels = getattr(target, "kernels", None)
     if kernels is None and can_pack(target.device, target.dtype):
         pack_linears(head)
-    table = _own(checkpoint, "embed_tokens.weight", target)
-    head.embed = partial(_look_up, target.model.get_input_embeddings().weight if table is None else table)
+    own_table = _own(checkpoint, "embed_tokens.weight", target)
+    table = target.model.get_input_embeddings().weight if own_table is None else own_table
+    head.embed = partial(_look_up, table)
     head.bind(kernels)
     own_output = None if lm_head is None else cast(torch.nn.Linear, head.lm_head)
     head.output = _target_output(target) if own_output is None else bound_linear(own_output, head.kernels)
+    if isinstance(head, Eagle3Head) and isinstance(space, ReducedVocabulary) and space.is_injective:
+        head.bind_chain(table, space.target_ids)
     return head, space
 
 

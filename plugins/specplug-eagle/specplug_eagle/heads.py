@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from specplug.models.cache import RaggedCache
-from specplug.models.kernels import Kernels
+from specplug.models.kernels import Chain, ChainParts, Kernels
 from specplug.models.rotary import RotaryTable
 from specplug.models.runner import layer_windows
 from specplug.models.step_plan import StepPlan
@@ -40,6 +40,7 @@ class _Body(torch.nn.Module):
         self.layers = layers
         self.windows: Sequence[int | None] = layer_windows(body)
         self.kernels: Kernels | None = None
+        self.chain: Chain | None = None
         self.embed: Map = _missing
         self.output: Map = _missing
 
@@ -124,6 +125,24 @@ class Eagle3Head(_Body):
             self._part_norms = [cast(Norm, norm).bound(kernels) for norm in self.fc_norm]
         self._embedding_norm, self._feature_norm = self.embedding_norm.bound(kernels), self.feature_norm.bound(kernels)
         self._norm = self.norm.bound(kernels)
+
+    def bind_chain(self, embeddings: torch.Tensor, target_ids: torch.Tensor | None) -> None:
+        """Let installed kernels draft in one call, where they can; once ``embed`` and ``output`` are final."""
+        if self.kernels is None or len(self._blocks) > 1 or self.config.logit_scale != 1.0:
+            return
+        self.chain = self.kernels.chain(
+            ChainParts(
+                layer=self._blocks[0].compiled_layer,
+                embeddings=embeddings,
+                embedding_norm=self._embedding_norm,
+                feature_norm=self._feature_norm,
+                output_norm=self._norm,
+                adds_to_norm=self.config.norm_before_residual,
+                feeds_back_norm=self.config.norm_output,
+                output=self.output,
+                target_ids=target_ids,
+            )
+        )
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's layers side by side ``[T, layers * target hidden]`` as one feature ``[T, hidden]``."""

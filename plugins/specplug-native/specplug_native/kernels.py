@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from specplug.models.kernels import ChainParts
 from specplug.models.llama import LlamaLayer, LlamaModel, linears_of
 from specplug.models.rotary import RotaryTable
+from specplug_native.chain import NativeChain, chain_of
 from specplug_native.decoder import NativeDecoder
 from specplug_native.layer import NativeLayer
 from specplug_native.library import load_library
@@ -55,6 +57,11 @@ class NativeKernels:
         if library is None or not _is_ours(weight) or len(weight) % _LANES:
             return None
         return NativeNorm(weight, eps, library)
+
+    def chain(self, parts: ChainParts) -> NativeChain | None:
+        """Of parts that these kernels run."""
+        library = load_library()
+        return None if library is None else chain_of(parts, library)
 
     def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """In one pass a row; of equal logits the first."""

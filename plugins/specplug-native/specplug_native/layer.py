@@ -9,7 +9,7 @@ import torch
 
 from specplug.models.llama import LlamaLayer
 from specplug.models.rotary import RotaryTable
-from specplug_native.library import Heads, Library, Shape
+from specplug_native.library import Heads, Layer, Library, Shape
 from specplug_native.steps import NativeStep, ScratchSpace
 from specplug_native.weights import LayerWeights
 
@@ -36,13 +36,13 @@ class NativeLayer:
         num_heads, num_kv_heads = (part.out_features // head_dim for part in (layer.query, layer.key))
         hidden_size, intermediate_size = layer.output.out_features, layer.gate.out_features
         heads = Heads(num_heads, num_kv_heads, head_dim, scaling)
-        self._shape = Shape(heads, norm_eps, hidden_size, intermediate_size)
+        self.shape = Shape(heads, norm_eps, hidden_size, intermediate_size)
         self._weights = LayerWeights(layer)
         self._struct = self._weights.struct()
         self.products = (self._struct.query_key_value, self._struct.output, self._struct.gate_up, self._struct.down)
         """Its matrix products."""
-        self._scratch = ScratchSpace(self._shape)
-        self._rotary = rotary
+        self.scratch = ScratchSpace(self.shape)
+        self.rotary = rotary
         self._run = library.layer
 
     def __call__(
@@ -50,16 +50,21 @@ class NativeLayer:
     ) -> torch.Tensor:
         """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
         outputs, states = residual.clone(memory_format=torch.contiguous_format), states.contiguous()
-        keys, values = buffers_of(cache, self._shape)
-        layer, scratch = self._struct, self._scratch.room(len(states))
-        layer.keys, layer.values, layer.capacity = keys.data_ptr(), values.data_ptr(), cache.capacity
-        native = NativeStep(step, [cache.kind], self._rotary)
+        layer, scratch = self.bound(cache), self.scratch.room(len(states))
+        native = NativeStep(step, [cache.kind], self.rotary)
         room, scratch.states = scratch.states, outputs.data_ptr()
-        is_done = self._run(byref(self._shape), byref(layer), byref(native.struct), states.data_ptr(), byref(scratch))
+        is_done = self._run(byref(self.shape), byref(layer), byref(native.struct), states.data_ptr(), byref(scratch))
         scratch.states = room
         if not is_done:
             raise IndexError(f"rows of {step.lengths} entries grow beyond the rotary table's positions")
         return outputs
+
+    def bound(self, cache: RaggedLayer) -> Layer:
+        """The layer, reading and writing this cache."""
+        keys, values = buffers_of(cache, self.shape)
+        layer = self._struct
+        layer.keys, layer.values, layer.capacity = keys.data_ptr(), values.data_ptr(), cache.capacity
+        return layer
 
 
 def buffers_of(cache: RaggedLayer, shape: Shape) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["Heads", "Kind", "Layer", "Library", "Linear", "Scratch", "Shape", "Step", "load_library"]
+__all__ = ["Chain", "Heads", "Kind", "Layer", "Library", "Linear", "Scratch", "Shape", "Step", "load_library"]
 
 
 class Linear(Structure):
@@ -76,6 +76,22 @@ class Scratch(Structure):
     _fields_ = tuple((name, c_void_p) for name in ("states", "normed", "heads", "attended", "gated"))
 
 
+class Chain(Structure):
+    """An EAGLE-3 head of one layer around that layer."""
+
+    _fields_ = (
+        ("embeddings", c_void_p),
+        ("num_embeddings", c_int64),
+        ("embedding_norm", c_void_p),
+        ("feature_norm", c_void_p),
+        ("output_norm", c_void_p),
+        ("adds_to_norm", c_int64),
+        ("feeds_back_norm", c_int64),
+        ("output", Linear),
+        ("target_ids", c_void_p),
+    )
+
+
 class Library:
     """Typed entries of the compiled library."""
 
@@ -97,6 +113,12 @@ class Library:
         self.layer = library.specplug_layer
         self.layer.restype = c_int
         self.layer.argtypes = [POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, POINTER(Scratch)]
+        self.chain = library.specplug_chain
+        self.chain.restype = c_int
+        self.chain.argtypes = [
+            *(POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, POINTER(Chain), c_int64),
+            *(c_void_p, c_void_p, POINTER(Scratch), c_void_p, c_void_p, c_void_p, c_void_p),
+        ]
         self.norm = library.specplug_norm
         self.norm.restype = None
         self.norm.argtypes = [c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p]

@@ -22,9 +22,13 @@ __all__ = ["NativeStep", "ScratchSpace"]
 class NativeStep:
     """``struct``: valid as long as this object."""
 
-    def __init__(self, step: StepPlan, kinds: Sequence[LayerKind], rotary: RotaryTable) -> None:
+    def __init__(
+        self, step: StepPlan, kinds: Sequence[LayerKind], rotary: RotaryTable, *, is_one_each: bool = False
+    ) -> None:
+        """``is_one_each``: the first of each row's tokens only."""
         num_rows = len(step.lengths)
-        starts = (c_int64 * (num_rows + 1))(*accumulate(step.num_query_tokens, initial=0))
+        counts = map(bool, step.num_query_tokens) if is_one_each else step.num_query_tokens
+        starts = (c_int64 * (num_rows + 1))(*accumulate(counts, initial=0))
         lengths = (c_int64 * num_rows)(*step.lengths)
         positions = step.positions if step.trees else None
         self._kinds = _Kinds(step, kinds)

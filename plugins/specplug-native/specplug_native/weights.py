@@ -67,14 +67,14 @@ class NativeNorm:
     """``x / rms(x) * weight`` over the last axis, rounded as transformers rounds it."""
 
     def __init__(self, weight: torch.Tensor, eps: float, library: Library) -> None:
-        self._weight, self._eps, self._size = weight.contiguous(), eps, len(weight)
+        self.weight, self.eps, self._size = weight.contiguous(), eps, len(weight)
         self._normalise = library.norm
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         states = states.contiguous()
         outputs = torch.empty_like(states)
         num_rows = states.numel() // self._size
-        self._normalise(states.data_ptr(), num_rows, self._size, self._eps, self._weight.data_ptr(), outputs.data_ptr())
+        self._normalise(states.data_ptr(), num_rows, self._size, self.eps, self.weight.data_ptr(), outputs.data_ptr())
         return outputs
 
 

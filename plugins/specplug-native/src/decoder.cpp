@@ -123,6 +123,17 @@ struct Plan {
   Plan(const Heads& shape, const Step& step) : tasks(tasks_of(shape, step)), rows(rows_of(step)) {}
 };
 
+// An EAGLE-3 head of one layer: it reads [norm(embedding of a token); norm(feature)], and feeds its output back.
+struct Chain {
+  const bf16* embeddings;  // [num_embeddings, hidden_size]
+  int64_t num_embeddings;
+  const bf16 *embedding_norm, *feature_norm, *output_norm;
+  int64_t adds_to_norm;    // whether the layer adds to the normalised feature, not to the feature
+  int64_t feeds_back_norm;  // whether what is fed back is normalised too
+  Linear output;
+  const int64_t* target_ids;  // [outputs]: of each the target's id; null: the same
+};
+
 bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   return std::all_of(values, values + count, [limit](int64_t value) { return 0 <= value && value < limit; });
 }
@@ -132,6 +143,23 @@ bool positions_fit(const Step& step) {
   for (int64_t row = 0; row < step.rows; ++row)
     if (step.lengths[row] + step.starts[row + 1] - step.starts[row] > step.num_positions) return false;
   return true;
+}
+
+// Called by all threads of a team. x [rows, in] -> y [rows, out], whatever number out is.
+void multiply_out(const Linear& linear, const bf16* x, int64_t rows, bf16* y) {
+  product(linear, x, rows, [&](int64_t row, int64_t output, __m512 left, __m512 right) {
+    bf16* to = y + row * linear.out + output;
+    const int64_t count = linear.out - output;
+    if (count >= kPanel) {
+      store(to, left);
+      store(to + 16, right);
+    } else {
+      alignas(64) bf16 last[kPanel];
+      store(last, left);
+      store(last + 16, right);
+      std::memcpy(to, last, count * sizeof(bf16));
+    }
+  });
 }
 
 // Called by all threads of a team. states: what is added to, and the result; normed: the input of the attention.
@@ -196,6 +224,46 @@ void specplug_norm(const bf16* x, int64_t rows, int64_t size, float eps, const b
   for (int64_t row = 0; row < rows; ++row) normalise(x + row * size, size, eps, weight, y + row * size);
 }
 
+// Drafts `count` tokens after the newest of each row, whose ids and features [T, hidden_size] come in; step has one
+// token a row, and its lengths grow by one a token. drafted, probabilities [count, T]: ids of the head and their shares.
+// joined [T, 2 hidden_size] and logits [T, outputs] are room. Returns 0 if an id or a position is out of range.
+int specplug_chain(const Shape* shape, const Layer* layer, const Step* step, int64_t* lengths, const Chain* chain,
+                   int64_t count, int64_t* token_ids, bf16* features, const Scratch* scratch, bf16* joined,
+                   bf16* logits, int64_t* drafted, float* probabilities) {
+  const int64_t tokens = step->tokens(), hidden = shape->hidden_size, outputs = chain->output.out;
+  const Plan plan(shape->heads, *step);
+  for (int64_t depth = 0; depth < count; ++depth, drafted += tokens, probabilities += tokens) {
+    if (!all_below(token_ids, tokens, chain->num_embeddings) || !positions_fit(*step)) return 0;
+#pragma omp parallel num_threads(static_cast<int>(step->threads))
+    {
+#pragma omp for schedule(static)
+      for (int64_t token = 0; token < tokens; ++token) {
+        bf16 *left = joined + 2 * token * hidden, *right = left + hidden, *feature = features + token * hidden;
+        normalise(chain->embeddings + token_ids[token] * hidden, hidden, shape->norm_eps, chain->embedding_norm, left);
+        normalise(feature, hidden, shape->norm_eps, chain->feature_norm, right);
+        std::memcpy(scratch->states + token * hidden, chain->adds_to_norm ? right : feature, hidden * sizeof(bf16));
+      }
+      run_layer(*shape, *layer, *step, plan, joined, *scratch);
+#pragma omp for schedule(static)
+      for (int64_t token = 0; token < tokens; ++token) {
+        bf16 *states = scratch->states + token * hidden, *normed = scratch->normed + token * hidden;
+        normalise(states, hidden, shape->norm_eps, chain->output_norm, normed);
+        std::memcpy(features + token * hidden, chain->feeds_back_norm ? normed : states, hidden * sizeof(bf16));
+      }
+      multiply_out(chain->output, scratch->normed, tokens, logits);
+#pragma omp for schedule(static)
+      for (int64_t token = 0; token < tokens; ++token) {
+        const Likeliest found = likeliest(logits + token * outputs, outputs);
+        drafted[token] = found.index;
+        probabilities[token] = found.probability;
+        token_ids[token] = chain->target_ids == nullptr ? found.index : chain->target_ids[found.index];
+      }
+    }
+    for (int64_t row = 0; row < step->rows; ++row) lengths[row] += step->starts[row + 1] - step->starts[row];
+  }
+  return 1;
+}
+
 // logits [rows, size] -> the first of each row's largest, and its probability.
 void specplug_likeliest(const bf16* logits, int64_t rows, int64_t size, int64_t threads, int64_t* ids,
                         float* probabilities) {
@@ -210,19 +278,7 @@ void specplug_likeliest(const bf16* logits, int64_t rows, int64_t size, int64_t 
 // x [rows, in] -> y [rows, out].
 void specplug_linear(const Linear* linear, const bf16* x, int64_t rows, int64_t threads, bf16* y) {
 #pragma omp parallel num_threads(static_cast<int>(threads))
-  product(*linear, x, rows, [&](int64_t row, int64_t output, __m512 left, __m512 right) {
-    bf16* to = y + row * linear->out + output;
-    const int64_t count = linear->out - output;
-    if (count >= kPanel) {
-      store(to, left);
-      store(to + 16, right);
-    } else {
-      alignas(64) bf16 last[kPanel];
-      store(last, left);
-      store(last + 16, right);
-      std::memcpy(to, last, count * sizeof(bf16));
-    }
-  });
+  multiply_out(*linear, x, rows, y);
 }
 
 // Token ids of the step [T] -> logits [num_logits, vocab] of the tokens `wanted`. Returns 0, and does nothing, if an

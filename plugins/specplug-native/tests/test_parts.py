@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from specplug_native import kernels
+from specplug_native.chain import NativeChain
 from specplug_native.layer import NativeLayer
 from specplug_native.library import load_library
 
@@ -126,24 +128,82 @@ def test_a_layer_refuses_positions_beyond_its_table() -> None:
         layer.step(random(9, 128), cache.begin([9]), cache.ragged_layers[0])
 
 
-@pytest.mark.parametrize("options", [{}, {"eagle_tree_width": 2, "eagle_tree_depth": 3}], ids=["chain", "tree"])
-def test_an_eagle3_head_drafts_with_them(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.fixture
+def eagle3(tmp_path: Path) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """Folder of a target, and the configuration of a head for it; with keys of the head's config."""
     testing = pytest.importorskip("specplug_eagle.testing")
-    sizes = {"hidden_size": 128, "intermediate_size": 224, "head_dim": 32, "vocab_size": VOCAB_SIZE}
-    tiny_model("llama", **sizes).to(torch.bfloat16).save_pretrained(tmp_path / "target")
-    body = {**testing.LLAMA, **sizes, "max_position_embeddings": 256}
-    tensors = testing.eagle3_tensors(body, target_hidden_size=128)
-    head = testing.write_head(tmp_path / "head", testing.speculators_config(body=body), tensors)
-    config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3, **options}
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+    def make(draft_ids: tuple[int, ...] | None = None, **keys: Any) -> tuple[str, dict[str, Any]]:
+        sizes = {"hidden_size": 128, "intermediate_size": 224, "head_dim": 32, "vocab_size": VOCAB_SIZE}
+        tiny_model("llama", **sizes).to(torch.bfloat16).save_pretrained(tmp_path / "target")
+        body = {**testing.LLAMA, **sizes, "max_position_embeddings": 256}
+        tensors = testing.eagle3_tensors(body, target_hidden_size=128, draft_ids=draft_ids)
+        if draft_ids is not None:
+            keys["draft_vocab_size"] = len(draft_ids)
+        head = testing.write_head(tmp_path / "head", testing.speculators_config(body=body, **keys), tensors)
+        return str(tmp_path / "target"), {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
+
+    return make
+
+
+def generate(target: str, config: dict[str, Any] | None, temperature: float = 0.0) -> tuple[list[list[int]], Any]:
+    """Texts of three requests, and each step's drafts."""
+    params = SamplingParams(temperature=temperature, max_tokens=24, ignore_eos=True, seed=1)
     prompts = [{"prompt_token_ids": [*range(3, 3 + length)]} for length in (9, 40, 2)]
-    texts = []
-    for speculative_config in (None, config):
-        arguments: dict[str, Any] = {"skip_tokenizer_init": True, "speculative_config": speculative_config}
-        with LLM(str(tmp_path / "target"), strict=True, kernels="native", **arguments) as llm:
-            texts.append([list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)])
-            if speculative_config is not None:
-                assert llm.acceptance.aggregate().num_draft_tokens > 0
-    if not options:
-        assert texts[0] == texts[1]
-    assert all(0 <= token < VOCAB_SIZE for text in texts[1] for token in text)
+    drafts = []
+    with LLM(target, skip_tokenizer_init=True, strict=True, kernels="native", speculative_config=config) as llm:
+        if config is not None:
+            proposer: Any = llm._session.hooks.instance("eagle3")
+            propose = proposer.propose
+
+            def keep(*arguments: Any) -> Any:
+                drafts.append(propose(*arguments))
+                return drafts[-1]
+
+            proposer.propose = keep
+        texts = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+    return texts, [
+        (draft.draft_token_ids.tolist(), draft.confidence.tolist()) for draft in drafts if len(draft.draft_token_ids)
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"eagle_tree_width": 2, "eagle_tree_depth": 3}], ids=["chain", "tree"])
+def test_an_eagle3_head_drafts_with_them(eagle3: Callable[..., Any], options: dict[str, Any]) -> None:
+    target, config = eagle3()
+    plain, _ = generate(target, None)
+    texts, drafts = generate(target, config | options)
+    assert drafts
+    assert options or texts == plain
+
+
+@pytest.mark.parametrize("keys", [{}, {"norm_before_residual": True}, {"norm_output": True}], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_in_one_call_is_that_token_by_token(
+    eagle3: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], temperature: float
+) -> None:
+    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)), **keys)
+    is_in_one_call = []
+    call = NativeChain.__call__
+
+    def count(self: NativeChain, *arguments: Any) -> Any:
+        drafted = call(self, *arguments)
+        is_in_one_call.append(drafted is not None)
+        return drafted
+
+    monkeypatch.setattr(NativeChain, "__call__", count)
+    texts, drafts = generate(target, config, temperature)
+    assert any(is_in_one_call)
+    monkeypatch.setattr(NativeChain, "__call__", lambda self, *more: None)
+    assert generate(target, config, temperature) == (texts, drafts)
+    assert generate(target, None, temperature)[0] == texts
+
+
+def test_ids_beyond_the_embeddings_are_refused(eagle3: Callable[..., Any]) -> None:
+    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
+    with LLM(target, skip_tokenizer_init=True, speculative_config=config) as llm:
+        proposer: Any = llm._session.hooks.instance("eagle3")
+        cache = RaggedCache([None], max_num_seqs=1, max_model_len=64, max_query_tokens=8, device=torch.device("cpu"))
+        cache.acquire()
+        with pytest.raises(IndexError, match="an id beyond the table"):
+            arguments = (torch.tensor([VOCAB_SIZE]), random(1, 128), cache.begin([3]), 3, cache.ragged_layers[0])
+            proposer.head.chain(*arguments)

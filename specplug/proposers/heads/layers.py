@@ -189,7 +189,8 @@ class DecoderLayer(torch.nn.Module):
         """Look everything up; again whenever a part was replaced. With ``compiled`` the plain weights are let go."""
         self._rotary = rotary
         self._input_norm = self.input_norm.bound(kernels) if self.input_norm is not None else None
-        self._compiled = compiled
+        self.compiled_layer = compiled
+        """By which it runs from its normalised input on; None: torch."""
         if compiled is not None:
             del self.attention, self.mlp
             return
@@ -211,8 +212,8 @@ class DecoderLayer(torch.nn.Module):
 
     def finish(self, residual: torch.Tensor, states: torch.Tensor, step: StepPlan, cache: RaggedLayer) -> torch.Tensor:
         """The layer from its normalised ``states`` ``[T, input_size]`` on, added to ``residual``."""
-        if self._compiled is not None:
-            return self._compiled(residual, states, step, cache)
+        if self.compiled_layer is not None:
+            return self.compiled_layer(residual, states, step, cache)
         heads = self._qkv(states).view(len(states), -1, self._head_dim)
         turned = self._rotary(step.position_ids)(self._normalised(heads[:, : self._num_turned]))
         keys, values = cache.append(step, turned[:, self._num_queries :], heads[:, self._num_turned :])

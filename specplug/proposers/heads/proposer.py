@@ -120,6 +120,8 @@ class HeadProposer(Proposer):
             self._choose(outputs, slots, sampler)
             return
         chosen = self._choose(outputs, [row.first for row in rows], sampler)
+        if self._draw_at_once(rows, outputs, chosen, sampler):
+            return
         for depth in range(1, max(row.count for row in rows)):
             going_on = [place for place, row in enumerate(rows) if row.count > depth]
             if len(going_on) < len(rows):
@@ -129,6 +131,21 @@ class HeadProposer(Proposer):
             token_ids = self._space.to_target_ids(chosen)
             outputs = self._reader.append(token_ids, outputs, [row.request_id for row in rows])
             chosen = self._choose(outputs, [row.first + depth for row in rows], sampler)
+
+    def _draw_at_once(
+        self, rows: list[_Wanted], outputs: torch.Tensor, chosen: torch.Tensor, sampler: DraftSampler
+    ) -> bool:
+        """The rest of drafts of one length, if the head can and all are greedy. False: nothing was drawn."""
+        num_more = rows[0].count - 1
+        if not num_more or sampler.is_random or any(row.count != rows[0].count for row in rows):
+            return False
+        request_ids = [row.request_id for row in rows]
+        drafted = self._reader.append_chain(self._space.to_target_ids(chosen), outputs, request_ids, num_more)
+        if drafted is None:
+            return False
+        slots = [row.first + depth for depth in range(1, num_more + 1) for row in rows]
+        sampler.take(slots, *(part.view(-1) for part in drafted))
+        return True
 
     def _choose(self, outputs: torch.Tensor, slots: Sequence[int], sampler: DraftSampler) -> torch.Tensor:
         return sampler.choose(self._space.restrict(self.head.logits(outputs)), slots)

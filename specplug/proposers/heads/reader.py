@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from specplug.models.cache import RaggedCache
-from specplug.models.kernels import Kernels
+from specplug.models.kernels import Chain, Kernels
 from specplug.models.step_plan import StepPlan
 from specplug.proposers.heads.features import joined_states
 from specplug.trees import Tree
@@ -41,6 +41,10 @@ class Head(Protocol):
     @property
     def kernels(self) -> Kernels | None:
         """Installed kernels that run its layers, in the dtype of its weights; None: torch."""
+
+    @property
+    def chain(self) -> Chain | None:
+        """Drafts greedily in one call; None: token by token."""
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states ``[T, layers * target hidden]`` as the features that ``run`` takes, ``[T, hidden]``."""
@@ -183,6 +187,24 @@ class HeadReader:
     def append(self, token_ids: torch.Tensor, features: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
         """Read one draft token ``[n]`` with its features ``[n, hidden]`` for each request; outputs ``[n, hidden]``."""
         return self._run(token_ids, features, dict.fromkeys(request_ids, 1))
+
+    def append_chain(
+        self, token_ids: torch.Tensor, features: torch.Tensor, request_ids: Sequence[str], num_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Draft ``num_tokens`` more for each request ``in_order``, as by :meth:`append` and arg-max: draft ids and
+        probabilities, ``[num_tokens, n]`` each. None, with nothing read, where the head cannot do so in one call."""
+        if self.head.chain is None:
+            return None
+        wanted = set(request_ids)
+        num_query_tokens = [num_tokens if request_id in wanted else 0 for request_id in self._rows]
+        step = self._cache.begin(num_query_tokens)
+        try:
+            drafted = self.head.chain(token_ids, features, step, num_tokens, self._cache.ragged_layers[0])
+        finally:
+            self._cache.end()
+        if drafted is not None:
+            self._cache.finish(num_query_tokens)
+        return drafted
 
     def append_trees(self, token_ids: torch.Tensor, features: torch.Tensor, trees: Mapping[str, Tree]) -> torch.Tensor:
         """Read a tree of draft tokens for each request ``in_order``, in place of what its draft had read so far.

@@ -29,10 +29,16 @@ class ReducedVocabulary(DraftSpace):
         draft_ids = torch.arange(len(target_ids), device=target_ids.device)
         first = torch.full((vocab_size,), len(target_ids), device=target_ids.device)
         first = first.scatter_reduce(0, target_ids, draft_ids, "amin")
-        self._target_ids = target_ids
+        self.target_ids = target_ids
+        """``[draft_vocab]``."""
         self._target_to_draft_ids = first.masked_fill(first == len(target_ids), -1)
         is_repeated = first[target_ids] != draft_ids
         self._repeated = is_repeated if bool(is_repeated.any()) else None
+
+    @property
+    def is_injective(self) -> bool:
+        """Whether no two draft ids stand for one target id."""
+        return self._repeated is None
 
     def context(self, request_id: str, token_ids: TokenIds) -> DraftContext:
         return DraftContext(token_ids, len(token_ids))
@@ -44,7 +50,7 @@ class ReducedVocabulary(DraftSpace):
         return draft_logits if self._repeated is None else draft_logits.masked_fill(self._repeated, -torch.inf)
 
     def to_target_ids(self, draft_token_ids: torch.Tensor) -> torch.Tensor:
-        return self._target_ids[draft_token_ids]
+        return self.target_ids[draft_token_ids]
 
     def law(self, draft_logits: torch.Tensor) -> Law:
         return Indirect(draft_logits, draft_logits.logsumexp(-1), self._target_to_draft_ids)

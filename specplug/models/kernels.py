@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from specplug.models.rotary import RotaryTable
     from specplug.models.step_plan import StepPlan
 
-__all__ = ["Chain", "ChainParts", "Decoder", "Kernels", "LayerStep", "check_kernels", "find_decoder"]
+__all__ = ["Chain", "ChainParts", "Decoder", "Kernels", "LayerStep", "Map", "check_kernels", "find_decoder"]
 
 GROUP = "specplug.kernels"
 AUTO, TORCH = "auto", "torch"
 
 Map: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+"""From states ``[..., in]`` to ``[..., out]``."""
 
 logger = logging.getLogger("specplug")
 

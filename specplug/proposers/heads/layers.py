@@ -8,9 +8,9 @@ as a small operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.nn.functional import layer_norm, rms_norm, silu
@@ -18,14 +18,12 @@ from torch.nn.functional import layer_norm, rms_norm, silu
 from specplug.errors import ModelError
 from specplug.models.attention import attend
 from specplug.models.cache import RaggedLayer
-from specplug.models.kernels import Kernels, LayerStep
+from specplug.models.kernels import Kernels, LayerStep, Map
 from specplug.models.llama import LlamaLayer
 from specplug.models.rotary import RotaryTable
 from specplug.models.step_plan import StepPlan
 
 __all__ = ["DecoderLayer", "Map", "Norm", "Shape", "bound_linear", "root_mean_square_norm", "rotary_table"]
-
-Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

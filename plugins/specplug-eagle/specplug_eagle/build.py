@@ -18,7 +18,8 @@ from specplug.models.loading import find_folder
 from specplug.models.packing import can_pack, pack_linears
 from specplug.proposers.heads.features import final_norm
 from specplug.proposers.heads.files import read_tensor
-from specplug.proposers.heads.layers import Map, bound_linear, rotary_table
+from specplug.proposers.heads.layers import bound_linear, rotary_table
+from specplug.proposers.heads.products import target_output
 from specplug.proposers.heads.proposer import HeadProposer
 from specplug.proposers.heads.reader import READ_AHEAD, HeadReader
 from specplug.proposers.heads.tree import TreeHeadProposer
@@ -81,7 +82,7 @@ def load_head(checkpoint: Checkpoint, target: Any, num_positions: int) -> tuple[
     head.embed = partial(_look_up, table)
     head.bind(kernels)
     own_output = None if lm_head is None else cast(torch.nn.Linear, head.lm_head)
-    head.output = _target_output(target) if own_output is None else bound_linear(own_output, head.kernels)
+    head.output = target_output(target) if own_output is None else bound_linear(own_output, head.kernels)
     if isinstance(head, Eagle3Head) and isinstance(space, ReducedVocabulary) and space.is_injective:
         head.bind_chain(table, space.target_ids)
     return head, space
@@ -194,12 +195,6 @@ def _output(checkpoint: Checkpoint, target: Any, space: DraftSpace) -> torch.nn.
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.load_state_dict({"weight": weight}, assign=True)
     return linear
-
-
-def _target_output(target: Any) -> Map:
-    """As the target itself uses it, if it tells."""
-    project: Map = getattr(target, "project", target.model.get_output_embeddings().forward)
-    return project
 
 
 def _look_up(table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,10 @@ import torch
 
 from specplug import ConfigError, DraftSpace, ModelError, PluginConfig, PluginContext
 from specplug.models.loading import find_folder
-from specplug.models.packing import can_pack, pack_linears
 from specplug.proposers.heads.features import final_norm
 from specplug.proposers.heads.files import read_tensor
 from specplug.proposers.heads.last_state import listed_ids
+from specplug.proposers.heads.products import make_linears_fast, target_output
 from specplug_medusa.checkpoint import SHARED_HEAD, TOKEN_MAP, Checkpoint
 from specplug_medusa.heads import MedusaHeads
 from specplug_medusa.options import MedusaOptions
@@ -50,6 +50,7 @@ def build_proposer(config: PluginConfig, context: PluginContext) -> MedusaPropos
         device=target.device,
         max_num_tokens=num_tokens,
         name=config.name,
+        kernels=getattr(target, "kernels", None),
         is_probabilistic=options.draft_sample_method == "probabilistic",
         tree=tree,
     )
@@ -77,10 +78,9 @@ def load_heads(checkpoint: Checkpoint, target: Any, num_heads: int) -> tuple[Med
     }
     heads.load_state_dict(weights, assign=True)
     heads.requires_grad_(False).eval()
-    if can_pack(target.device, target.dtype):
-        pack_linears(heads)
+    make_linears_fast(heads, target)
     if uses_target:
-        heads.target_output = target.model.get_output_embeddings().forward
+        heads.target_output = target_output(target)
     return heads, space
 
 

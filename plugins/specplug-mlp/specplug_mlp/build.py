@@ -10,10 +10,10 @@ import torch
 from specplug import ConfigError, DraftSpace, ModelError, PluginConfig, PluginContext
 from specplug.draft_space import num_token_ids
 from specplug.models.loading import find_folder
-from specplug.models.packing import can_pack, pack_linears
 from specplug.proposers.heads.features import final_norm
 from specplug.proposers.heads.files import read_tensor
 from specplug.proposers.heads.last_state import listed_ids
+from specplug.proposers.heads.products import make_linears_fast
 from specplug_mlp.checkpoint import TOKEN_MAP, Checkpoint
 from specplug_mlp.head import MlpHead
 from specplug_mlp.options import MlpSpeculatorOptions
@@ -45,6 +45,7 @@ def build_proposer(config: PluginConfig, context: PluginContext) -> MlpProposer:
         device=target.device,
         max_num_tokens=limit,
         name=config.name,
+        kernels=getattr(target, "kernels", None),
         is_probabilistic=options.draft_sample_method == "probabilistic",
     )
 
@@ -62,8 +63,7 @@ def load_head(checkpoint: Checkpoint, target: Any) -> tuple[MlpHead, DraftSpace]
     }
     head.load_state_dict(weights, assign=True)
     head.requires_grad_(False).eval()
-    if can_pack(target.device, target.dtype):
-        pack_linears(head)
+    make_linears_fast(head, target)
     head.bind()
     token_map = read_tensor(tensors[TOKEN_MAP]) if TOKEN_MAP in tensors else None
     return head, listed_ids(token_map, checkpoint.config.draft_vocab_size, target.vocab_size, target.device)

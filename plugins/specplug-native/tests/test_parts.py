@@ -153,7 +153,7 @@ def generate(target: str, config: dict[str, Any] | None, temperature: float = 0.
     drafts = []
     with LLM(target, skip_tokenizer_init=True, strict=True, kernels="native", speculative_config=config) as llm:
         if config is not None:
-            proposer: Any = llm._session.hooks.instance("eagle3")
+            proposer: Any = llm._session.hooks.instance(config["method"])
             propose = proposer.propose
 
             def keep(*arguments: Any) -> Any:
@@ -207,3 +207,24 @@ def test_ids_beyond_the_embeddings_are_refused(eagle3: Callable[..., Any]) -> No
         with pytest.raises(IndexError, match="an id beyond the table"):
             arguments = (torch.tensor([VOCAB_SIZE]), random(1, 128), cache.begin([3]), 3, cache.ragged_layers[0])
             proposer.head.chain(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("method", "package", "keys"),
+    [
+        ("mlp_speculator", "specplug_mlp", {"emb_dim": 128, "inner_dim": 64, "vocab_size": VOCAB_SIZE}),
+        ("medusa", "specplug_medusa", {"hidden_size": 128, "vocab_size": VOCAB_SIZE}),
+    ],
+)
+def test_heads_on_the_last_state_draft_with_them(
+    tmp_path: Path, method: str, package: str, keys: dict[str, Any]
+) -> None:
+    sample = pytest.importorskip(f"{package}.sample")
+    sizes = {"hidden_size": 128, "intermediate_size": 224, "head_dim": 32}
+    tiny_model("llama", **sizes).to(torch.bfloat16).save_pretrained(tmp_path / "target")
+    head = sample.write_sample(tmp_path / "head", **keys)
+    config = {"method": method, "model": str(head), "num_speculative_tokens": 2}
+    plain, _ = generate(str(tmp_path / "target"), None)
+    texts, drafts = generate(str(tmp_path / "target"), config)
+    assert texts == plain
+    assert drafts

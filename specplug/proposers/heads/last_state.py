@@ -11,6 +11,7 @@ import torch
 from specplug.draft_space import DraftSpace, IdentityDraftSpace
 from specplug.errors import ModelError
 from specplug.hooks.markers import hookimpl
+from specplug.models.kernels import Kernels
 from specplug.proposers.base import Proposer, rows_to_draft
 from specplug.proposers.draft_sampling import DraftRow, DraftSampler
 from specplug.proposers.heads.features import LastStates
@@ -58,10 +59,11 @@ class LastStateProposer(Proposer):
         device: torch.device,
         max_num_tokens: int,
         name: str,
+        kernels: Kernels | None = None,
         is_probabilistic: bool = False,
     ) -> None:
         """``space``: between the head's output and the target. ``norm``: the target's final norm; ``layer``: the number
-        of its last. ``max_num_tokens``: most tokens the head can draft."""
+        of its last; ``kernels``: what it runs on. ``max_num_tokens``: most tokens the head can draft."""
         self.name = name
         self.space = space
         self.max_num_tokens = max_num_tokens
@@ -71,6 +73,7 @@ class LastStateProposer(Proposer):
         if is_probabilistic:
             self.laws |= {"dense" if isinstance(space, IdentityDraftSpace) else "indirect"}
         self._norm = norm
+        self._kernels = kernels
         self._device = device
         self._states = LastStates(self.hidden_state_layers)
 
@@ -94,6 +97,7 @@ class LastStateProposer(Proposer):
             [DraftRow.of(batch, row, counts[row]) for row in rows],
             is_probabilistic=self.is_probabilistic,
             device=self._device,
+            kernels=self._kernels,
         )
         with torch.inference_mode():
             self.draw(*self.inputs(batch, rows), slots, sampler)

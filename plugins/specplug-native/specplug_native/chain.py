@@ -67,7 +67,7 @@ class NativeChain:
         native = NativeStep(step, [cache.kind], self._layer.rotary, is_one_each=True)
         token_ids, features = token_ids.clone(), features.clone(memory_format=torch.contiguous_format)
         drafted = token_ids.new_empty(num_tokens, num_rows)
-        probs = torch.empty(num_tokens, num_rows)
+        probs = features.new_empty(num_tokens, num_rows, dtype=torch.float32)
         joined = features.new_empty(num_rows, 2 * features.shape[1])
         logits = features.new_empty(num_rows, self._output.struct.out_features)
         is_done = self._run(

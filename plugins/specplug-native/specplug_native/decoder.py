@@ -58,7 +58,7 @@ class NativeDecoder:
 
         Layer i is the residual stream after i layers, before the final norm.
         """
-        input_ids, logits_indices = input_ids.contiguous(), logits_indices.contiguous()
+        input_ids, logits_indices = input_ids.long().contiguous(), logits_indices.long().contiguous()
         num_tokens, num_logits = len(input_ids), len(logits_indices)
         tapped = {layer: self._embeddings.new_empty(num_tokens, self._hidden_size) for layer in taps}
         self._bind(cache, tapped)

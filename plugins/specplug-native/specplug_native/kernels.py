@@ -31,7 +31,7 @@ class NativeKernels:
         library = load_library()
         if library is None or model.activation != "silu" or not _is_ours(model.head.weight):
             return None
-        if not all(_can_run(layer, model.head_dim) for layer in model.layers()):
+        if not all(_can_run(layer, model.rotary, model.head_dim) for layer in model.layers()):
             return None
         return NativeDecoder(model, library, self)
 
@@ -40,7 +40,7 @@ class NativeKernels:
     ) -> NativeLayer | None:
         """One layer with SiLU."""
         library = load_library()
-        if library is None or not _can_run(layer, head_dim):
+        if library is None or not _can_run(layer, rotary, head_dim):
             return None
         return NativeLayer(layer, rotary, head_dim=head_dim, scaling=scaling, norm_eps=norm_eps, library=library)
 
@@ -81,11 +81,12 @@ def _is_ours(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
 
 
-def _can_run(layer: LlamaLayer, head_dim: int) -> bool:
+def _can_run(layer: LlamaLayer, rotary: RotaryTable, head_dim: int) -> bool:
     sizes = (layer.output.out_features, 2 * layer.gate.out_features, head_dim)
     groups = ((layer.query, layer.key, layer.value), (layer.gate, layer.up))
     return (
         head_dim <= _MOST_HEAD_DIM
+        and rotary.cos.shape[-1] == head_dim  # less where only a part of a head is turned
         and all(size % PANEL == 0 for size in sizes)
         and all(_is_ours(linear.weight) for linear in linears_of(layer))
         and all(len({linear.bias is None for linear in group}) == 1 for group in groups)

@@ -11,7 +11,7 @@ from specplug.models.llama import LlamaLayer
 from specplug.models.rotary import RotaryTable
 from specplug_native.library import Heads, Layer, Library, Shape
 from specplug_native.steps import NativeStep, ScratchSpace
-from specplug_native.weights import LayerWeights
+from specplug_native.weights import LayerWeights, readable
 
 if TYPE_CHECKING:
     from specplug.models.cache import RaggedLayer
@@ -49,7 +49,10 @@ class NativeLayer:
         self, residual: torch.Tensor, states: torch.Tensor, step: StepPlan, cache: RaggedLayer
     ) -> torch.Tensor:
         """``states`` ``[T, in_features]`` through attention and MLP, added to ``residual`` ``[T, hidden_size]``."""
-        outputs, states = residual.clone(memory_format=torch.contiguous_format), states.contiguous()
+        outputs = readable(residual, self.shape.hidden_size).clone()
+        states = readable(states, self._struct.query_key_value.in_features)
+        if not len(outputs) == len(states) == sum(step.num_query_tokens):
+            raise ValueError(f"{len(outputs)} and {len(states)} states for {sum(step.num_query_tokens)} query tokens")
         layer, scratch = self.bound(cache), self.scratch.room(len(states))
         native = NativeStep(step, [cache.kind], self.rotary)
         room, scratch.states = scratch.states, outputs.data_ptr()
@@ -70,7 +73,8 @@ class NativeLayer:
 def buffers_of(cache: RaggedLayer, shape: Shape) -> tuple[torch.Tensor, ...]:
     """Keys and values. Raises TypeError for entries that are kept in another dtype than the kernels read."""
     if not cache.is_initialized:
-        nothing = torch.empty(0, shape.heads.num_kv_heads, shape.heads.head_dim, dtype=torch.bfloat16)
+        sizes = (0, shape.heads.num_kv_heads, shape.heads.head_dim)
+        nothing = torch.empty(sizes, dtype=torch.bfloat16, device="cpu")
         cache.lazy_initialization(nothing, nothing)
     buffers = cache.buffers()
     if buffers[0].dtype != torch.bfloat16:

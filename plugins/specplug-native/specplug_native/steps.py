@@ -101,6 +101,7 @@ class ScratchSpace:
         """For so many tokens; valid until it is asked for again."""
         if num_tokens > self._num_tokens:
             self._num_tokens = num_tokens
-            self._tensors = [torch.empty(num_tokens * size, dtype=torch.bfloat16) for size in self._sizes]
+            sizes = [num_tokens * size for size in self._sizes]
+            self._tensors = [torch.empty(size, dtype=torch.bfloat16, device="cpu") for size in sizes]
             self._struct = Scratch(*(tensor.data_ptr() for tensor in self._tensors))
         return self._struct

@@ -11,10 +11,17 @@ from torch.nn.functional import pad
 from specplug.models.llama import LlamaLayer
 from specplug_native.library import Layer, Library, Linear
 
-__all__ = ["PANEL", "LayerWeights", "NativeLinear", "NativeNorm", "PackedLinear", "interleaved"]
+__all__ = ["PANEL", "LayerWeights", "NativeLinear", "NativeNorm", "PackedLinear", "interleaved", "readable"]
 
 PANEL = 32
 """Outputs that stand side by side."""
+
+
+def readable(states: torch.Tensor, width: int) -> torch.Tensor:
+    """``[..., width]`` as the kernels read it. Raises ValueError for what they would read as something else."""
+    if states.dtype != torch.bfloat16 or states.shape[-1] != width:
+        raise ValueError(f"the native kernels read bfloat16 [..., {width}], not {states.dtype} {list(states.shape)}")
+    return states.contiguous()
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -56,7 +63,7 @@ class NativeLinear:
         self.struct = self._packed.struct
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        states = states.contiguous()
+        states = readable(states, self._num_in)
         outputs = states.new_empty(*states.shape[:-1], self._num_out)
         num_rows = states.numel() // self._num_in
         self._multiply(byref(self.struct), states.data_ptr(), num_rows, torch.get_num_threads(), outputs.data_ptr())
@@ -71,7 +78,7 @@ class NativeNorm:
         self._normalise = library.norm
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        states = states.contiguous()
+        states = readable(states, self._size)
         outputs = torch.empty_like(states)
         num_rows = states.numel() // self._size
         self._normalise(states.data_ptr(), num_rows, self._size, self.eps, self.weight.data_ptr(), outputs.data_ptr())

@@ -71,6 +71,20 @@ def test_likeliest(vocab_size: int) -> None:
     torch.testing.assert_close(probs.double(), expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 17, 33, 97])
+def test_likeliest_of_what_is_not_a_number(vocab_size: int) -> None:
+    logits = random(4, vocab_size)
+    logits[0] = torch.nan
+    logits[1, vocab_size // 2 :] = torch.nan
+    logits[2] = torch.inf
+    found = kernels.likeliest(logits)
+    assert found is not None
+    ids, probs = found
+    numbers = logits.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    assert [row.index(max(row)) for row in numbers.tolist()] == ids.tolist()
+    assert probs.isnan().tolist() == [True, True, True, False]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
     weight = torch.randn(64, 64, dtype=dtype)
@@ -93,6 +107,35 @@ def test_a_layer_is_as_near_to_exact_as_torchs(normalises_heads: bool, input_siz
     errors = [float((each.double() - exact).norm() / exact.norm()) for each in (ours, theirs)]
     assert errors[0] < max(1.3 * errors[1], 0.004)
     assert errors[1] < 0.02
+
+
+def test_a_gate_far_below_zero_is_shut() -> None:
+    shape = Shape(128, 128, 224, 4, 2, 32, 1e-5, mlp_bias=True)
+    torch.manual_seed(0)
+    layer = DecoderLayer(shape, normalises_input=False).bfloat16().requires_grad_(False)
+    layer.mlp.gate_up.bias[:224] = -3e38
+    residual, states = random(70, 128), random(70, 128, seed=1)
+    exact = run(layer.double(), shape, residual.double(), states.double())
+    ours = run(layer.bfloat16(), shape, residual, states, is_compiled=True)
+    assert (ours.double() - exact).norm() < 0.004 * exact.norm()
+
+
+@pytest.mark.parametrize("states", [torch.zeros(3, 128), torch.zeros(3, 64).bfloat16()], ids=["float32", "narrow"])
+def test_states_of_another_kind_are_refused(states: torch.Tensor) -> None:
+    linear, norm = kernels.linear(random(64, 128), None), kernels.norm(random(128), 1e-5)
+    for part in (linear, norm):
+        assert part is not None
+        with pytest.raises(ValueError, match=r"the native kernels read bfloat16 \[\.\.\., 128\], not"):
+            part(states)
+
+
+def test_heads_that_are_turned_in_part_are_left_to_torch() -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+    config = tiny_model("llama", head_dim=32, hidden_size=128).config
+    config.rope_parameters = rope
+    rotary = rotary_table(config, 64, dtype=torch.bfloat16, device=torch.device("cpu"))
+    layer = DecoderLayer(Shape(128, 128, 224, 4, 2, 32, 1e-5)).bfloat16().requires_grad_(False)
+    assert layer.compiled(kernels, rotary) is None
 
 
 def run(
@@ -228,3 +271,23 @@ def test_heads_on_the_last_state_draft_with_them(
     texts, drafts = generate(str(tmp_path / "target"), config)
     assert texts == plain
     assert drafts
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_draft_does_not_depend_on_the_default_dtype(eagle3: Callable[..., Any], dtype: torch.dtype) -> None:
+    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
+    with LLM(target, skip_tokenizer_init=True, speculative_config=config) as llm:
+        proposer: Any = llm._session.hooks.instance("eagle3")
+        drafted = []
+        for default in (torch.float32, dtype):
+            cache = RaggedCache(
+                [None], max_num_seqs=1, max_model_len=64, max_query_tokens=8, device=torch.device("cpu")
+            )
+            cache.acquire()
+            arguments = (torch.tensor([5]), random(1, 128), cache.begin([4]), 4, cache.ragged_layers[0])
+            torch.set_default_dtype(default)
+            try:
+                drafted.append(proposer.head.chain(*arguments))
+            finally:
+                torch.set_default_dtype(torch.float32)
+        assert all(map(torch.equal, *drafted))

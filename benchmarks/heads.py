@@ -102,6 +102,7 @@ class Rig:
         )
         self.bench = bench
         self.target = TimedForwards(load_target(engine))
+        bench.versions["kernels"] = getattr(self.target.kernels, "name", "torch")
 
     def llm(self, config: dict[str, Any] | None) -> Any:
         from specplug import LLM

@@ -31,7 +31,7 @@ class _Weights:
 
     def __init__(self, vocab_size: int) -> None:
         with torch.inference_mode(False):  # a buffer made inside it could not be written to outside
-            buffer = torch.zeros(noise.num_tiles(vocab_size) * TILE)
+            buffer = torch.zeros(noise.num_tiles(vocab_size) * TILE, dtype=torch.float32)
         self.tiles = buffer.view(-1, TILE)
         self.entries = buffer[:vocab_size]
         self.array: Floats = self.entries.numpy()

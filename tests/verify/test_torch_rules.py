@@ -176,3 +176,14 @@ def test_inference_mode_and_gradients_do_not_matter() -> None:
     with torch.inference_mode():
         assert differences(rules.verify(inputs), want) == []
     assert differences(rules.verify(replace(inputs, target_logits=inputs.target_logits.requires_grad_())), want) == []
+
+
+def test_the_default_dtype_does_not_matter() -> None:
+    inputs = random_inputs(VerifyCase(1025, batch_size=7, seed=4, has_filters=True))
+    expected = TorchRules().verify(inputs)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = TorchRules().verify(inputs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert differences(found, expected) == []

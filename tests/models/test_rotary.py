@@ -21,7 +21,7 @@ def test_a_looked_up_turn_is_the_computed_one(dtype: torch.dtype, head_dim: int,
     ids = torch.tensor(positions)
     heads = torch.randn(len(positions), 4, head_dim).to(dtype)
     cos, sin = rotary(heads, ids[None])
-    turned = table(ids)(heads)
+    turned = table(ids[None])(heads)
     assert torch.equal(turned, Turn.of((cos[0], sin[0]))(heads))
     queries = heads.transpose(0, 1)[None]
     expected, _ = apply_rotary_pos_emb(queries, queries, cos, sin)

@@ -4,7 +4,7 @@
 
 Parts: ``speed`` (batch 1, HumanEval, edit and chat prompts: acceptance and speed of every method for 2 to 6 draft
 tokens, then each at its best length in turn with plain decoding and n-gram) and ``loop`` (what a draft takes beside its
-layers' matrix products alone).
+layers' matrix products alone, on torch and on installed kernels).
 
 The heads are those of ``benchmarks/train_heads.py``. A predicted speed-up is T(1) L / (D + T(K + 1)): measured times T
 of the target's forward with so many tokens and D of a draft, and the measured tokens per step L. All runs are in one
@@ -90,7 +90,7 @@ class TimedForwards(TimedTarget):
 class Rig:
     """A loaded target that sessions with one configuration each borrow in turn."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, kernels: str = "auto") -> None:
         import torch
 
         from specplug.config import resolve_engine_args
@@ -98,11 +98,12 @@ class Rig:
 
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         engine, _ = resolve_engine_args(
-            bench.args.model, {"dtype": "bfloat16", "max_num_seqs": 1, "max_model_len": 1024}
+            bench.args.model, {"dtype": "bfloat16", "kernels": kernels, "max_num_seqs": 1, "max_model_len": 1024}
         )
         self.bench = bench
         self.target = TimedForwards(load_target(engine))
-        bench.versions["kernels"] = getattr(self.target.kernels, "name", "torch")
+        self.kernels: str = getattr(self.target.kernels, "name", "torch")
+        bench.versions["kernels"] = self.kernels
 
     def llm(self, config: dict[str, Any] | None) -> Any:
         from specplug import LLM
@@ -238,8 +239,19 @@ def _in_turn(rig: Rig, best: dict[str, int], kind: str) -> Iterator[Row]:
 
 
 def loop(bench: Bench) -> Iterator[Row]:
-    """A draft's time, and that of the same matrix products called one after the other without anything between."""
-    rig = Rig(bench)
+    """A draft's time, and that of the same matrix products called one after the other without anything between.
+
+    On torch first, then on installed kernels, whose drafts are also compared with torch's products.
+    """
+    torch_s: dict[str, float] = {}
+    for kernels in ("torch", "auto"):
+        rig = Rig(bench, kernels)
+        if rig.kernels == kernels or rig.kernels != "torch":
+            yield from _loops(rig, torch_s)
+
+
+def _loops(rig: Rig, torch_s: dict[str, float]) -> Iterator[Row]:
+    bench = rig.bench
     rig.run(None, "humaneval")
     for name in rig.methods:
         load = wait_until_idle()
@@ -251,9 +263,11 @@ def loop(bench: Bench) -> Iterator[Row]:
             products = Products(drafts)
             rig.decode(llm, "chat")
         warm_s, cold_s = products.replay(is_cold=False), products.replay(is_cold=True)
+        torch_s.setdefault(name, warm_s)
         print(
-            f"  {name}, {LOOP_LENGTH} tokens: {1000 * propose_s:.2f} ms, its products {1000 * warm_s:.2f} ms, ratio "
-            f"{propose_s / warm_s:.2f}; {1000 * cold_s:.2f} ms from cold caches, ratio {propose_s / cold_s:.2f}",
+            f"  {name}, {LOOP_LENGTH} tokens on {rig.kernels}: {1000 * propose_s:.2f} ms, its products "
+            f"{1000 * warm_s:.2f} ms, ratio {propose_s / warm_s:.2f}; {1000 * cold_s:.2f} ms from cold caches, ratio "
+            f"{propose_s / cold_s:.2f}; over torch's products {propose_s / torch_s[name]:.2f}",
             flush=True,
         )
         yield {
@@ -265,6 +279,7 @@ def loop(bench: Bench) -> Iterator[Row]:
             "ratio": f"{propose_s / warm_s:.3f}",
             "matrix_products_cold": f"{1000 * cold_s:.3f}",
             "ratio_cold": f"{propose_s / cold_s:.3f}",
+            "ratio_torch_products": f"{propose_s / torch_s[name]:.3f}",
             "products_per_draft": f"{products.num_calls / len(products.drafts):.1f}",
             "forward_1_ms": f"{1000 * drafted.forward_s.get(1, float('nan')):.2f}",
             **circumstances(load, **bench.versions),

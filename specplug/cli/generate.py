@@ -248,6 +248,7 @@ def _print_stats(llm: LLM, run: _Run) -> None:
         return
     for line in stats_lines(llm.acceptance.aggregate(), run.elapsed_s):
         note(line)
+    note(f"kernels      {llm.kernels}")
     note(f"finished     {_ending(run)}")
 
 

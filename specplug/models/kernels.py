@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import torch
+
 from specplug.errors import ConfigError, ModelError
 from specplug.models.llama import LlamaLayer, LlamaModel
 
 if TYPE_CHECKING:
-    import torch
-
     from specplug.models.cache import RaggedCache, RaggedLayer
     from specplug.models.rotary import RotaryTable
     from specplug.models.step_plan import StepPlan
@@ -27,7 +27,7 @@ __all__ = ["Chain", "ChainParts", "Decoder", "Kernels", "LayerStep", "Map", "che
 GROUP = "specplug.kernels"
 AUTO, TORCH = "auto", "torch"
 
-Map: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """From states ``[..., in]`` to ``[..., out]``."""
 
 logger = logging.getLogger("specplug")

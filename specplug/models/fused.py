@@ -15,7 +15,8 @@ import torch
 from torch.nn.functional import embedding, rms_norm
 
 from specplug.models.attention import attend, packed_attention
-from specplug.models.llama import is_llama_layer, is_llama_model, linears_of, llama_parts
+from specplug.models.kernels import Map
+from specplug.models.llama import can_join, is_llama_layer, is_llama_model, linears_of, llama_parts
 from specplug.models.packing import PackedLinear
 from specplug.models.rotary import Embeddings, RotaryTable, Turn
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["FusedDecoder", "FusedLayer", "fuse_layers"]
 
 _TOKENS_TRIED = (1, 7, 33)
-
-_Call = Callable[[torch.Tensor], torch.Tensor]
 
 
 class FusedDecoder:
@@ -42,7 +41,7 @@ class FusedDecoder:
         self._turn_at = _rotary(decoder.rotary_emb, num_positions, self._embeddings)
         self._layers: Sequence[FusedLayer] = tuple(decoder.layers)
         self._norm = _norm(decoder.norm)
-        self.project: _Call = model.get_output_embeddings().forward
+        self.project: Map = model.get_output_embeddings().forward
 
     @classmethod
     def of(cls, model: Any, num_positions: int) -> FusedDecoder | None:
@@ -94,7 +93,7 @@ class FusedLayer(torch.nn.Module):
         self._gate_up = _product(mlp.gate_proj, mlp.up_proj)
         self._down = _product(mlp.down_proj)
         self._output = _product(attention.o_proj)
-        self._act_fn: _Call = getattr(mlp.act_fn, "forward", mlp.act_fn)
+        self._act_fn: Map = getattr(mlp.act_fn, "forward", mlp.act_fn)
         self._input_norm = _norm(layer.input_layernorm)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
         self._head_norms = (_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
@@ -161,13 +160,13 @@ def _rotary(rotary: Any, num_positions: int, like: torch.Tensor) -> Callable[[to
     return turn_at
 
 
-def _product(*layers: torch.nn.Linear) -> _Call:
+def _product(*layers: torch.nn.Linear) -> Map:
     """The linear layers as one, ``[..., in_features]`` to ``[..., out_features of all]``."""
     packed = PackedLinear(layers[0] if len(layers) == 1 else _joined(*layers))
     return packed.forward
 
 
-def _norm(norm: Any) -> _Call:
+def _norm(norm: Any) -> Map:
     """An RMS norm in float32 and back, then the weight, as the models do it."""
     weight, eps = norm.weight.detach(), float(norm.variance_epsilon)
     shape = weight.shape
@@ -207,9 +206,7 @@ def _can_fuse(layer: Any) -> bool:
     if not is_llama_layer(layer):
         return False
     parts = llama_parts(layer)
-    groups = ((parts.query, parts.key, parts.value), (parts.gate, parts.up))
-    is_even = all(len({linear.bias is None for linear in group}) == 1 for group in groups)
-    return is_even and all(linear.weight.dtype == torch.bfloat16 for linear in linears_of(parts))
+    return can_join(parts) and all(linear.weight.dtype == torch.bfloat16 for linear in linears_of(parts))
 
 
 def _acts_alike(layer: Any) -> bool:

@@ -108,7 +108,7 @@ class Kernels(Protocol):
     def layer(
         self, layer: LlamaLayer, rotary: RotaryTable, *, head_dim: int, scaling: float, norm_eps: float
     ) -> LayerStep | None:
-        """One layer; its ``input_norm`` is applied before. The weights are copied."""
+        """One layer, whose input comes normalised. The weights are copied."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Map | None:
         """``[..., in]`` to ``[..., out]`` for a ``weight`` ``[out, in]``. The weights are copied."""

@@ -10,7 +10,7 @@ import torch
 
 from specplug.models.rotary import RotaryTable
 
-__all__ = ["LlamaLayer", "LlamaModel", "is_llama_layer", "is_llama_model", "linears_of", "llama_parts"]
+__all__ = ["LlamaLayer", "LlamaModel", "can_join", "is_llama_layer", "is_llama_model", "linears_of", "llama_parts"]
 
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _LAYER_CLASSES = frozenset(f"{family}DecoderLayer" for family in _FAMILIES)
@@ -21,6 +21,7 @@ _MODEL_CLASSES = frozenset(f"{family}ForCausalLM" for family in _FAMILIES)
 class LlamaLayer:
     """Weights of a decoder layer; norms are root-mean-square norms.
 
+    ``input_norm``: None for a layer of a head, whose input comes normalised.
     ``query_norm``, ``key_norm``: of every head, before its rotation (Qwen3), else None.
     """
 
@@ -31,7 +32,7 @@ class LlamaLayer:
     gate: torch.nn.Linear
     up: torch.nn.Linear
     down: torch.nn.Linear
-    input_norm: torch.Tensor
+    input_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
@@ -115,6 +116,12 @@ def is_llama_layer(layer: Any) -> bool:
 def linears_of(layer: LlamaLayer) -> tuple[torch.nn.Linear, ...]:
     """All of a layer's."""
     return (layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down)
+
+
+def can_join(layer: LlamaLayer) -> bool:
+    """Whether the products of one input can be one product: they have biases throughout or none."""
+    groups = ((layer.query, layer.key, layer.value), (layer.gate, layer.up))
+    return all(len({linear.bias is None for linear in group}) == 1 for group in groups)
 
 
 def _is_of(module: Any, classes: frozenset[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from specplug.models.kernels import ChainParts
-from specplug.models.llama import LlamaLayer, LlamaModel, linears_of
+from specplug.models.llama import LlamaLayer, LlamaModel, can_join, linears_of
 from specplug.models.rotary import RotaryTable
 from specplug_native.chain import NativeChain, chain_of
 from specplug_native.decoder import NativeDecoder
@@ -83,11 +83,10 @@ def _is_ours(tensor: torch.Tensor) -> bool:
 
 def _can_run(layer: LlamaLayer, rotary: RotaryTable, head_dim: int) -> bool:
     sizes = (layer.output.out_features, 2 * layer.gate.out_features, head_dim)
-    groups = ((layer.query, layer.key, layer.value), (layer.gate, layer.up))
     return (
         head_dim <= _MOST_HEAD_DIM
         and rotary.cos.shape[-1] == head_dim  # less where only a part of a head is turned
         and all(size % PANEL == 0 for size in sizes)
         and all(_is_ours(linear.weight) for linear in linears_of(layer))
-        and all(len({linear.bias is None for linear in group}) == 1 for group in groups)
+        and can_join(layer)
     )

@@ -175,7 +175,7 @@ class DecoderLayer(torch.nn.Module):
             gate=gate,
             up=up,
             down=mlp.down,
-            input_norm=self.mlp_norm.weight.detach(),
+            input_norm=None,
             mlp_norm=self.mlp_norm.weight.detach(),
             query_norm=attention.q_norm.weight.detach() if shape.normalises_heads else None,
             key_norm=attention.k_norm.weight.detach() if shape.normalises_heads else None,

@@ -18,10 +18,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from ctypes import byref
+from contextlib import contextmanager
+from ctypes import addressof, c_int64
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
@@ -38,8 +39,6 @@ METHODS = {"eagle3": "eagle3", "mlp": "mlp_speculator", "medusa": "medusa"}
 NGRAM_LENGTH = 8
 LOOP_LENGTH = 4
 REPLAYS = 5
-OTHER_MEMORY = 64 << 20
-"""More bytes than the caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,7 @@ def _in_turn(rig: Rig, best: dict[str, int], kind: str) -> Iterator[Row]:
 
 
 def loop(bench: Bench) -> Iterator[Row]:
-    """A draft's time, and that of the same matrix products called one after the other without anything between.
+    """A draft's time, and in the same place that of its matrix products alone, one after the other.
 
     On torch first, then on installed kernels, whose drafts are also compared with torch's products.
     """
@@ -256,113 +255,157 @@ def _loops(rig: Rig, torch_s: dict[str, float]) -> Iterator[Row]:
     for name in rig.methods:
         load = wait_until_idle()
         with rig.llm(rig.config(name, LOOP_LENGTH)) as llm:
-            rig.decode(llm, "humaneval")
             drafts = Drafts(llm._session.hooks.instance(METHODS[name]))
-            drafted = rig.decode(llm, "chat")
-            propose_s = drafts.propose_s / drafts.num_drafts
-            products = Products(drafts)
             rig.decode(llm, "chat")
-        warm_s, cold_s = products.replay(is_cold=False), products.replay(is_cold=True)
-        torch_s.setdefault(name, warm_s)
+            for _ in range(2 * REPLAYS):
+                drafts.start_over()
+                drafted = rig.decode(llm, "chat")
+        draft_s, products_s, warm_s = drafts.draft_s(), drafts.products_s(), drafts.replay_s()
+        torch_s.setdefault(name, products_s)
         print(
-            f"  {name}, {LOOP_LENGTH} tokens on {rig.kernels}: {1000 * propose_s:.2f} ms, its products "
-            f"{1000 * warm_s:.2f} ms, ratio {propose_s / warm_s:.2f}; {1000 * cold_s:.2f} ms from cold caches, ratio "
-            f"{propose_s / cold_s:.2f}; over torch's products {propose_s / torch_s[name]:.2f}",
+            f"  {name}, {LOOP_LENGTH} tokens on {rig.kernels}: {1000 * draft_s:.2f} ms, its products in its place "
+            f"{1000 * products_s:.2f} ms, ratio {draft_s / products_s:.2f}; {1000 * warm_s:.2f} ms where the weights "
+            f"are in the caches already; over torch's products {draft_s / torch_s[name]:.2f}",
             flush=True,
         )
         yield {
             "method": name,
             "k": LOOP_LENGTH,
             "unit": "ms per draft",
-            "draft": f"{1000 * propose_s:.3f}",
-            "matrix_products": f"{1000 * warm_s:.3f}",
-            "ratio": f"{propose_s / warm_s:.3f}",
-            "matrix_products_cold": f"{1000 * cold_s:.3f}",
-            "ratio_cold": f"{propose_s / cold_s:.3f}",
-            "ratio_torch_products": f"{propose_s / torch_s[name]:.3f}",
-            "products_per_draft": f"{products.num_calls / len(products.drafts):.1f}",
+            "draft": f"{1000 * draft_s:.3f}",
+            "matrix_products": f"{1000 * products_s:.3f}",
+            "ratio": f"{draft_s / products_s:.3f}",
+            "matrix_products_warm": f"{1000 * warm_s:.3f}",
+            "ratio_warm": f"{draft_s / warm_s:.3f}",
+            "ratio_torch_products": f"{draft_s / torch_s[name]:.3f}",
+            "products_per_draft": f"{drafts.num_products:.1f}",
             "forward_1_ms": f"{1000 * drafted.forward_s.get(1, float('nan')):.2f}",
             **circumstances(load, **bench.versions),
         }
 
 
 class Drafts:
-    """A proposer's drafts from now on, timed or, with ``within``, each made inside a context."""
+    """A proposer's drafts of one text, made several times over: the first time its matrix products are noted, then
+    every other draft is timed, and in the place of those between their products alone; after :meth:`start_over` it is
+    the other way round.
+
+    Where they are run matters: the target's forward has just pushed all other weights out of the caches.
+    """
 
     def __init__(self, proposer: Any) -> None:
-        self.num_drafts = 0
-        self.propose_s = 0.0
-        self.within: Callable[[], AbstractContextManager[Any]] | None = None
         self._propose = proposer.propose
-        proposer.propose = self._draft
+        self._products: list[Products] = []
+        self._times: list[list[list[float]]] = []
+        """Of each draft: of itself, of its products."""
+        self._number = 0
+        self._pass = 0
+        proposer.propose = self._noted
 
-    def _draft(self, batch: Any, limits: Any) -> Any:
-        if self.within is not None:
-            with self.within():
-                return self._propose(batch, limits)
+    def start_over(self) -> None:
+        """The same text comes again."""
+        if not self._times:
+            self._times = [[[], []] for _ in self._products]
+        elif self._number != len(self._products):
+            raise SystemExit(f"a text of {len(self._products)} drafts had {self._number} when it was made again")
+        self._number, self._pass = 0, self._pass + 1
+
+    def _noted(self, batch: Any, limits: Any) -> Any:
+        if self._times:
+            return self._timed(batch, limits)
+        products = Products()
+        self._products.append(products)
+        with products.noted():
+            return self._propose(batch, limits)
+
+    def _timed(self, batch: Any, limits: Any) -> Any:
+        number, self._number = self._number, self._number + 1
+        of_itself, of_products = self._times[number]
+        if (number + self._pass) % 2:
+            of_products.append(self._products[number].run())
+            return self._propose(batch, limits)
         start = time.perf_counter()
         draft = self._propose(batch, limits)
-        self.propose_s += time.perf_counter() - start
-        self.num_drafts += 1
+        of_itself.append(time.perf_counter() - start)
         return draft
+
+    def draft_s(self) -> float:
+        """Seconds of a draft: the mean over the text, the median of the times it was made."""
+        return statistics.mean(statistics.median(of_itself) for of_itself, _ in self._times)
+
+    def products_s(self) -> float:
+        """The same for its products."""
+        return statistics.mean(statistics.median(of_products) for _, of_products in self._times)
+
+    def replay_s(self) -> float:
+        """The same for its products, each draft's again and again."""
+        return statistics.mean(
+            statistics.median(products.run() for _ in range(REPLAYS + 1)) for products in self._products
+        )
+
+    @property
+    def num_products(self) -> float:
+        """In a draft."""
+        return statistics.mean(len(products.calls) for products in self._products)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProduct:
+    """A product of specplug-native: ``linear`` of so many rows."""
+
+    linear: Any
+    num_rows: int
 
 
 class Products:
-    """The matrix products that the drafts from now on consist of, as they reach torch's dispatcher or the kernels."""
+    """The matrix products that a draft consists of, as they reach torch's dispatcher or the kernels."""
 
-    def __init__(self, drafts: Drafts) -> None:
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], Any] | NativeProduct] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Those of what is done inside."""
         import torch
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        self.drafts: list[list[tuple[Any, tuple[Any, ...]]]] = []
         aten, mkldnn = torch.ops.aten, torch.ops.mkldnn
         products = {aten.mm.default, aten.addmm.default, aten.linear.default, mkldnn._linear_pointwise.default}
-        calls = self.drafts
+        calls = self.calls
 
         class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func in products:
-                    calls[-1].append((func, args))
+                    calls.append(partial(func, *args))
                 return func(*args, **(kwargs or {}))
 
-        @contextmanager
-        def recorded() -> Iterator[None]:
-            calls.append([])
-            with Recorder(), _native_products(calls[-1]):  # type: ignore[no-untyped-call]
-                yield
+        with Recorder(), _native_products(calls):  # type: ignore[no-untyped-call]
+            yield
 
-        drafts.within = recorded
-
-    @property
-    def num_calls(self) -> int:
-        return sum(map(len, self.drafts))
-
-    def replay(self, *, is_cold: bool) -> float:
-        """Seconds of a draft's products: the mean over the drafts, the median of some replays.
-
-        ``is_cold``: other memory was read before each draft, as by the target's forward that comes before it.
-        """
+    def run(self) -> float:
+        """Seconds of one after the other with nothing between; those of specplug-native that follow each other are
+        one call."""
         import torch
 
-        other = torch.zeros(OTHER_MEMORY, dtype=torch.uint8)
-        times = []
+        runs = self._runs
         with torch.inference_mode():
-            for _ in range(REPLAYS):
-                spent = 0.0
-                for calls in self.drafts:
-                    if is_cold:
-                        other.add_(1)
-                    start = time.perf_counter()
-                    for product, arguments in calls:
-                        product(*arguments)
-                    spent += time.perf_counter() - start
-                times.append(spent / len(self.drafts))
-        return statistics.median(times)
+            start = time.perf_counter()
+            for run in runs:
+                run()
+            return time.perf_counter() - start
+
+    @cached_property
+    def _runs(self) -> list[Callable[[], Any]]:
+        runs: list[Callable[[], Any]] = []
+        for _, calls in groupby(self.calls, lambda call: isinstance(call, NativeProduct)):
+            together = list(calls)
+            native = [call for call in together if isinstance(call, NativeProduct)]
+            runs += [_in_one_call(native)] if native else [call for call in together if callable(call)]
+        return runs
 
 
 @contextmanager
-def _native_products(calls: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]:
-    """Note the products that specplug-native's parts of heads do, each as a call of its own."""
+def _native_products(calls: list[Any]) -> Iterator[None]:
+    """Note the products that specplug-native's parts of heads do."""
     try:
         from specplug_native.chain import NativeChain
         from specplug_native.layer import NativeLayer
@@ -373,11 +416,11 @@ def _native_products(calls: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]
     run_layer, run_linear = NativeLayer.__call__, NativeLinear.__call__
 
     def layer(self: Any, residual: Any, states: Any, *more: Any) -> Any:
-        calls.extend(_native_call(product, len(states)) for product in self.products)
+        calls.extend(NativeProduct(product, len(states)) for product in self.products)
         return run_layer(self, residual, states, *more)
 
     def linear(self: Any, states: Any) -> Any:
-        calls.append(_native_call(self.struct, len(states)))
+        calls.append(NativeProduct(self.struct, len(states)))
         return run_linear(self, states)
 
     def token_by_token(self: Any, *arguments: Any) -> None:
@@ -391,21 +434,16 @@ def _native_products(calls: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]
         yield
 
 
-def _native_call(product: Any, num_rows: int) -> tuple[Any, tuple[Any, ...]]:
+def _in_one_call(products: list[NativeProduct]) -> Callable[[], None]:
     import torch
-    from specplug_native.library import load_library
+    from specplug_native.library import Linear, load_library
 
-    states, outputs = (torch.zeros(num_rows, size) for size in (product.in_features, product.out_features))
-    states, outputs = states.bfloat16(), outputs.bfloat16()
-
-    run = cast("Library", load_library()).linear
-    arguments = (byref(product), states.data_ptr(), num_rows, torch.get_num_threads(), outputs.data_ptr())
-    return partial(_call, run, states, outputs), arguments
-
-
-def _call(run: Any, states: Any, outputs: Any, *arguments: Any) -> None:
-    """``states`` and ``outputs`` are held as long as their addresses are used."""
-    run(*arguments)
+    linears = (Linear * len(products))(*[product.linear for product in products])
+    rows = (c_int64 * len(products))(*[product.num_rows for product in products])
+    widest = max(max(each.linear.in_features, each.linear.out_features) * each.num_rows for each in products)
+    states, outputs = (torch.zeros(widest, dtype=torch.bfloat16) for _ in range(2))
+    run, threads = cast("Library", load_library()).products, torch.get_num_threads()
+    return lambda: run(linears, addressof(rows), len(products), threads, states.data_ptr(), outputs.data_ptr())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

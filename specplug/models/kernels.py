@@ -71,6 +71,8 @@ class ChainParts:
     """An EAGLE-3 head of one layer. It reads ``[norm(embedding of a token); norm(feature)]``; the arg-max of its
     normalised output is the next token, and the output the next feature."""
 
+    features: Map
+    """The target's states ``[T, any]`` to features ``[T, hidden_size]``."""
     layer: LayerStep
     embeddings: torch.Tensor
     """``[target ids, hidden_size]``."""
@@ -88,13 +90,24 @@ class ChainParts:
 
 
 class Chain(Protocol):
-    """A head that drafts several tokens by arg-max in one call."""
+    """A head that reads what is new and drafts several tokens by arg-max, in one call."""
 
     def __call__(
-        self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, num_tokens: int, cache: RaggedLayer
+        self,
+        token_ids: Sequence[int],
+        states: torch.Tensor,
+        num_read: Sequence[int],
+        num_tokens: int,
+        step: StepPlan,
+        cache: RaggedLayer,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """After target ids ``[n]`` with features ``[n, hidden]``, one for each row that appends ``num_tokens`` entries
-        in ``step``: as many draft ids ``[num_tokens, n]`` and their probabilities. None where it cannot."""
+        """Read T target ids with the target's states ``[T, any]``, ``num_read[row]`` of each row, and draft
+        ``num_tokens`` after the last of each of the n rows that has any: target ids ``[n, num_tokens]`` and their
+        probabilities.
+
+        In ``step`` such a row appends its tokens and all drafted ones but the last. None, with nothing read, where it
+        cannot.
+        """
 
 
 class Kernels(Protocol):

@@ -24,7 +24,7 @@ from specplug.verify import filters, noise
 from specplug.verify.inputs import RowInputs
 from specplug.verify.noise import TILE, Purpose
 
-__all__ = ["DraftRow", "DraftSampler", "cut_by_sorting", "process_logits", "race"]
+__all__ = ["DraftRow", "DraftSampler", "cut_by_sorting", "is_drafted_greedily", "process_logits", "race"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,12 @@ class DraftRow:
 
     @property
     def is_greedy(self) -> bool:
-        return self.params.is_greedy or self.params.top_k == 1
+        return is_drafted_greedily(self.params)
+
+
+def is_drafted_greedily(params: SamplingParams) -> bool:
+    """Whether a request's processed law has one token only."""
+    return params.is_greedy or params.top_k == 1
 
 
 class DraftSampler:
@@ -97,19 +102,10 @@ class DraftSampler:
                 places = torch.tensor(random, device=self._device)
                 drawn = self._draw(logits[places].float(), [slots[place] for place in random])
                 chosen[places], confidence[places] = drawn
-        self.take(slots, chosen, confidence)
-        return chosen
-
-    @property
-    def is_random(self) -> bool:
-        """Whether any slot is drawn, not the arg-max."""
-        return self._num_random > 0
-
-    def take(self, slots: Sequence[int], chosen: torch.Tensor, confidence: torch.Tensor) -> None:
-        """What was chosen elsewhere for ``slots``, by arg-max: ids and their probabilities, ``[len(slots)]`` each."""
         self._slots += slots
         self._chosen.append(chosen)
         self._confidence.append(confidence)
+        return chosen
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = None if self._kernels is None else self._kernels.likeliest(logits)

@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 from transformers import CONFIG_MAPPING
 
 from specplug import PluginConfig, PluginContext
-from specplug.draft_space import DraftSpace, num_token_ids
+from specplug.draft_space import DraftSpace, IdentityDraftSpace, num_token_ids
 from specplug.errors import ModelError
 from specplug.models.loading import find_folder
 from specplug.models.packing import can_pack, pack_linears
@@ -83,9 +83,18 @@ def load_head(checkpoint: Checkpoint, target: Any, num_positions: int) -> tuple[
     head.bind(kernels)
     own_output = None if lm_head is None else cast(torch.nn.Linear, head.lm_head)
     head.output = target_output(target) if own_output is None else bound_linear(own_output, head.kernels)
-    if isinstance(head, Eagle3Head) and isinstance(space, ReducedVocabulary) and space.is_injective:
-        head.bind_chain(table, space.target_ids)
+    if isinstance(head, Eagle3Head):
+        num_outputs = target.vocab_size if own_output is None else own_output.out_features
+        _bind_chain(head, table, space, num_outputs)
     return head, space
+
+
+def _bind_chain(head: Eagle3Head, embeddings: torch.Tensor, space: DraftSpace, num_outputs: int) -> None:
+    """Where every output of the head is a token of its own that the head can read."""
+    if isinstance(space, ReducedVocabulary) and space.is_injective:
+        head.bind_chain(embeddings, space.target_ids)
+    elif isinstance(space, IdentityDraftSpace) and space.num_ids == num_outputs <= len(embeddings):
+        head.bind_chain(embeddings, None)
 
 
 def _space(checkpoint: Checkpoint, target: Any) -> DraftSpace:

@@ -130,8 +130,10 @@ class Eagle3Head(_Body):
         """Let installed kernels draft in one call, where they can; once ``embed`` and ``output`` are final."""
         if self.kernels is None or len(self._blocks) > 1 or self.config.logit_scale != 1.0:
             return
+        is_plain = self.config.uses_layers and self._before_fc is None and not self._part_norms
         self.chain = self.kernels.chain(
             ChainParts(
+                features=self._fc if is_plain else self.features,
                 layer=self._blocks[0].compiled_layer,
                 embeddings=embeddings,
                 embedding_norm=self._embedding_norm,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import byref, pointer
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from specplug.models.kernels import ChainParts
 from specplug_native.layer import NativeLayer
-from specplug_native.library import Chain, Library
-from specplug_native.steps import NativeStep
-from specplug_native.weights import NativeLinear, NativeNorm
+from specplug_native.library import Chain, Kind, Library, Linear, Step
+from specplug_native.weights import NativeLinear, NativeNorm, readable
 
 if TYPE_CHECKING:
     from specplug.models.cache import RaggedLayer
@@ -44,10 +45,21 @@ class NativeChain:
         output: NativeLinear,
         library: Library,
     ) -> None:
-        target_ids = parts.target_ids
+        target_ids, rotary = parts.target_ids, layer.rotary
+        fc = parts.features if isinstance(parts.features, NativeLinear) else None
         self._held = (parts, norms)
-        self._layer, self._output, self._run = layer, output, library.chain
+        self._features = parts.features if fc is None else None
+        self._width = layer.shape.hidden_size if fc is None else fc.struct.in_features
+        self._layer, self._run = layer, library.chain
+        self._kind = Kind()
+        self._step = Step(
+            cos=rotary.cos.data_ptr(),
+            sin=rotary.signed_sin.data_ptr(),
+            num_positions=len(rotary.cos),
+            kinds=pointer(self._kind),
+        )
         self._struct = Chain(
+            Linear() if fc is None else fc.struct,
             parts.embeddings.data_ptr(),
             len(parts.embeddings),
             *(norm.weight.data_ptr() for norm in norms),
@@ -58,28 +70,37 @@ class NativeChain:
         )
 
     def __call__(
-        self, token_ids: torch.Tensor, features: torch.Tensor, step: StepPlan, num_tokens: int, cache: RaggedLayer
+        self,
+        token_ids: Sequence[int],
+        states: torch.Tensor,
+        num_read: Sequence[int],
+        num_tokens: int,
+        step: StepPlan,
+        cache: RaggedLayer,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """``num_tokens`` more for each row that appends so many in ``step``."""
+        """See the protocol. What a draft needs is kept, not made: after a target's forward all code and all objects
+        have left the processor's caches, and each one touched costs more than it computes."""
         if not step.sees_all_before(cache.kind):
             return None
-        layer, num_rows = self._layer.bound(cache), len(token_ids)
-        native = NativeStep(step, [cache.kind], self._layer.rotary, is_one_each=True)
-        token_ids, features = token_ids.clone(), features.clone(memory_format=torch.contiguous_format)
-        drafted = token_ids.new_empty(num_tokens, num_rows)
-        probs = features.new_empty(num_tokens, num_rows, dtype=torch.float32)
-        joined = features.new_empty(num_rows, 2 * features.shape[1])
-        logits = features.new_empty(num_rows, self._output.struct.out_features)
+        states = readable(states if self._features is None else self._features(states), self._width)
+        ids, starts = array("q", token_ids), array("q", accumulate(num_read, initial=0))
+        if not len(ids) == len(states) == starts[-1]:
+            raise ValueError(f"{len(ids)} ids and {len(states)} states for {starts[-1]} tokens")
+        drafted = torch.empty(len(num_read) - num_read.count(0), num_tokens, dtype=torch.int64, device="cpu")
+        probs = torch.empty(drafted.shape, dtype=torch.float32, device="cpu")
+        lengths, native = array("q", step.lengths), self._step
+        self._kind.size = cache.kind.size
+        native.rows, native.threads = len(lengths), torch.get_num_threads()
+        native.starts, native.lengths = starts.buffer_info()[0], lengths.buffer_info()[0]
         is_done = self._run(
             byref(self._layer.shape),
-            byref(layer),
-            byref(native.struct),
-            native.struct.lengths,
+            byref(self._layer.bound(cache)),
+            byref(native),
             byref(self._struct),
             num_tokens,
-            *(token_ids.data_ptr(), features.data_ptr()),
-            byref(self._layer.scratch.room(num_rows)),
-            *(joined.data_ptr(), logits.data_ptr(), drafted.data_ptr(), probs.data_ptr()),
+            *(ids.buffer_info()[0], states.data_ptr()),
+            byref(self._layer.scratch.room(len(ids))),
+            *(drafted.data_ptr(), probs.data_ptr()),
         )
         if not is_done:
             raise IndexError(f"rows of {step.lengths} entries grow beyond the rotary table, or an id beyond the table")

@@ -80,6 +80,7 @@ class Chain(Structure):
     """An EAGLE-3 head of one layer around that layer."""
 
     _fields_ = (
+        ("features", Linear),
         ("embeddings", c_void_p),
         ("num_embeddings", c_int64),
         ("embedding_norm", c_void_p),
@@ -116,8 +117,8 @@ class Library:
         self.chain = library.specplug_chain
         self.chain.restype = c_int
         self.chain.argtypes = [
-            *(POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, POINTER(Chain), c_int64),
-            *(c_void_p, c_void_p, POINTER(Scratch), c_void_p, c_void_p, c_void_p, c_void_p),
+            *(POINTER(Shape), POINTER(Layer), POINTER(Step), POINTER(Chain), c_int64),
+            *(c_void_p, c_void_p, POINTER(Scratch), c_void_p, c_void_p),
         ]
         self.norm = library.specplug_norm
         self.norm.restype = None
@@ -125,6 +126,9 @@ class Library:
         self.likeliest = library.specplug_likeliest
         self.likeliest.restype = None
         self.likeliest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+        self.products = library.specplug_products
+        self.products.restype = None
+        self.products.argtypes = [POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p, c_void_p]
         self.linear = library.specplug_linear
         self.linear.restype = None
         self.linear.argtypes = [POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p]

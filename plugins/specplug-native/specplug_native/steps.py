@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from ctypes import addressof, c_int64
+from ctypes import Array
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -22,21 +24,16 @@ __all__ = ["NativeStep", "ScratchSpace"]
 class NativeStep:
     """``struct``: valid as long as this object."""
 
-    def __init__(
-        self, step: StepPlan, kinds: Sequence[LayerKind], rotary: RotaryTable, *, is_one_each: bool = False
-    ) -> None:
-        """``is_one_each``: the first of each row's tokens only."""
-        num_rows = len(step.lengths)
-        counts = map(bool, step.num_query_tokens) if is_one_each else step.num_query_tokens
-        starts = (c_int64 * (num_rows + 1))(*accumulate(counts, initial=0))
-        lengths = (c_int64 * num_rows)(*step.lengths)
+    def __init__(self, step: StepPlan, kinds: Sequence[LayerKind], rotary: RotaryTable) -> None:
+        starts = array("q", accumulate(step.num_query_tokens, initial=0))
+        lengths = array("q", step.lengths)
         positions = step.positions if step.trees else None
         self._kinds = _Kinds(step, kinds)
         self._held = (starts, lengths, positions)
         self.struct = Step(
-            num_rows,
-            addressof(starts),
-            addressof(lengths),
+            len(lengths),
+            starts.buffer_info()[0],
+            lengths.buffer_info()[0],
             None if positions is None else positions.ctypes.data,
             rotary.cos.data_ptr(),
             rotary.signed_sin.data_ptr(),
@@ -46,12 +43,18 @@ class NativeStep:
         )
 
 
+@cache
+def _kinds_type(length: int) -> type[Array[Kind]]:
+    """Kept, since it takes longer to make than to use."""
+    return Kind * length
+
+
 class _Kinds:
     """``structs``: one for each of a cache's kinds, valid as long as this object."""
 
     def __init__(self, step: StepPlan, kinds: Sequence[LayerKind]) -> None:
         self._masks: list[_Masks] = []
-        self.structs = (Kind * len(kinds))(*[self._struct(step, kind) for kind in kinds])
+        self.structs = _kinds_type(len(kinds))(*[self._struct(step, kind) for kind in kinds])
 
     def _struct(self, step: StepPlan, kind: LayerKind) -> Kind:
         if step.sees_all_before(kind):

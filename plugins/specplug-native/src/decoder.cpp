@@ -1,8 +1,9 @@
 // Decoder layers of the Llama shape over packed tokens, and the whole forward from token ids to logits. Values are
-// rounded to bfloat16 where transformers' layers round them. Nothing is allocated and nothing is kept between calls.
+// rounded to bfloat16 where transformers' layers round them. Nothing is kept between calls.
 
 #include <omp.h>
 
+#include <memory>
 #include <vector>
 
 #include "attention.h"
@@ -123,8 +124,39 @@ struct Plan {
   Plan(const Heads& shape, const Step& step) : tasks(tasks_of(shape, step)), rows(rows_of(step)) {}
 };
 
+// A step that becomes the next one: of a token more for each row that had any.
+struct Reading {
+  std::vector<int64_t> starts, lengths;
+  Step step;
+
+  explicit Reading(const Step& first)
+      : starts(first.starts, first.starts + first.rows + 1), lengths(first.lengths, first.lengths + first.rows), step(first) {
+    step.starts = starts.data();
+    step.lengths = lengths.data();
+  }
+
+  // The last token of each row that has one.
+  std::vector<int64_t> last_tokens() const {
+    std::vector<int64_t> tokens;
+    for (int64_t row = 0; row < step.rows; ++row)
+      if (starts[row + 1] > starts[row]) tokens.push_back(starts[row + 1] - 1);
+    return tokens;
+  }
+
+  void go_on() {
+    int64_t before = 0, tokens = 0;
+    for (int64_t row = 0; row < step.rows; ++row) {
+      const int64_t count = starts[row + 1] - before;
+      before = starts[row + 1];
+      lengths[row] += count;
+      starts[row + 1] = tokens += count > 0;
+    }
+  }
+};
+
 // An EAGLE-3 head of one layer: it reads [norm(embedding of a token); norm(feature)], and feeds its output back.
 struct Chain {
+  Linear features;  // from the target's states to features; without weights where these are features already
   const bf16* embeddings;  // [num_embeddings, hidden_size]
   int64_t num_embeddings;
   const bf16 *embedding_norm, *feature_norm, *output_norm;
@@ -133,6 +165,10 @@ struct Chain {
   Linear output;
   const int64_t* target_ids;  // [outputs]: of each the target's id; null: the same
 };
+
+using Room = std::unique_ptr<bf16[]>;
+
+Room room_for(int64_t size) { return Room(new bf16[size]); }
 
 bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   return std::all_of(values, values + count, [limit](int64_t value) { return 0 <= value && value < limit; });
@@ -160,6 +196,14 @@ void multiply_out(const Linear& linear, const bf16* x, int64_t rows, bf16* y) {
       std::memcpy(to, last, count * sizeof(bf16));
     }
   });
+}
+
+// Called by all threads of a team. The target's states as features [T, hidden_size].
+void take_features(const Chain& chain, const bf16* states, int64_t tokens, int64_t hidden, bf16* features) {
+  if (chain.features.packed != nullptr) return multiply_out(chain.features, states, tokens, features);
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < tokens; ++token)
+    std::memcpy(features + token * hidden, states + token * hidden, hidden * sizeof(bf16));
 }
 
 // Called by all threads of a team. states: what is added to, and the result; normed: the input of the attention.
@@ -224,42 +268,51 @@ void specplug_norm(const bf16* x, int64_t rows, int64_t size, float eps, const b
   for (int64_t row = 0; row < rows; ++row) normalise(x + row * size, size, eps, weight, y + row * size);
 }
 
-// Drafts `count` tokens after the newest of each row, whose ids and features [T, hidden_size] come in; step has one
-// token a row, and its lengths grow by one a token. drafted, probabilities [count, T]: ids of the head and their shares.
-// joined [T, 2 hidden_size] and logits [T, outputs] are room. Returns 0 if an id or a position is out of range.
-int specplug_chain(const Shape* shape, const Layer* layer, const Step* step, int64_t* lengths, const Chain* chain,
-                   int64_t count, int64_t* token_ids, bf16* features, const Scratch* scratch, bf16* joined,
-                   bf16* logits, int64_t* drafted, float* probabilities) {
-  const int64_t tokens = step->tokens(), hidden = shape->hidden_size, outputs = chain->output.out;
-  const Plan plan(shape->heads, *step);
-  for (int64_t depth = 0; depth < count; ++depth, drafted += tokens, probabilities += tokens) {
-    if (!all_below(token_ids, tokens, chain->num_embeddings) || !positions_fit(*step)) return 0;
-#pragma omp parallel num_threads(static_cast<int>(step->threads))
+// Reads the tokens of `step`, whose ids and target's states come in, and drafts `count` tokens after the last of each of
+// the n rows that has any: drafted, probabilities [n, count], the target's ids and their shares. Returns 0 if an id or a
+// position is out of range.
+int specplug_chain(const Shape* shape, const Layer* layer, const Step* step, const Chain* chain, int64_t count,
+                   const int64_t* token_ids, const bf16* states, const Scratch* scratch, int64_t* drafted,
+                   float* probabilities) {
+  const int64_t hidden = shape->hidden_size, outputs = chain->output.out, num_read = step->tokens();
+  Reading reading(*step);
+  std::vector<int64_t> ids(token_ids, token_ids + num_read), last = reading.last_tokens();
+  const int64_t rows = static_cast<int64_t>(last.size());
+  const Room features = room_for(num_read * hidden), joined = room_for(2 * num_read * hidden),
+             logits = room_for(rows * outputs);
+  for (int64_t depth = 0; depth < count; ++depth) {
+    const Step& now = reading.step;
+    const int64_t tokens = now.tokens();
+    if (!all_below(ids.data(), tokens, chain->num_embeddings) || !positions_fit(now)) return 0;
+    const Plan plan(shape->heads, now);
+#pragma omp parallel num_threads(static_cast<int>(now.threads))
     {
+      if (depth == 0) take_features(*chain, states, tokens, hidden, features.get());
 #pragma omp for schedule(static)
       for (int64_t token = 0; token < tokens; ++token) {
-        bf16 *left = joined + 2 * token * hidden, *right = left + hidden, *feature = features + token * hidden;
-        normalise(chain->embeddings + token_ids[token] * hidden, hidden, shape->norm_eps, chain->embedding_norm, left);
+        bf16 *left = joined.get() + 2 * token * hidden, *right = left + hidden, *feature = features.get() + token * hidden;
+        normalise(chain->embeddings + ids[token] * hidden, hidden, shape->norm_eps, chain->embedding_norm, left);
         normalise(feature, hidden, shape->norm_eps, chain->feature_norm, right);
         std::memcpy(scratch->states + token * hidden, chain->adds_to_norm ? right : feature, hidden * sizeof(bf16));
       }
-      run_layer(*shape, *layer, *step, plan, joined, *scratch);
+      run_layer(*shape, *layer, now, plan, joined.get(), *scratch);
 #pragma omp for schedule(static)
-      for (int64_t token = 0; token < tokens; ++token) {
-        bf16 *states = scratch->states + token * hidden, *normed = scratch->normed + token * hidden;
-        normalise(states, hidden, shape->norm_eps, chain->output_norm, normed);
-        std::memcpy(features + token * hidden, chain->feeds_back_norm ? normed : states, hidden * sizeof(bf16));
+      for (int64_t row = 0; row < rows; ++row) {
+        bf16 *output = scratch->states + last[row] * hidden, *normed = scratch->normed + row * hidden;
+        normalise(output, hidden, shape->norm_eps, chain->output_norm, normed);
+        std::memcpy(features.get() + row * hidden, chain->feeds_back_norm ? normed : output, hidden * sizeof(bf16));
       }
-      multiply_out(chain->output, scratch->normed, tokens, logits);
+      multiply_out(chain->output, scratch->normed, rows, logits.get());
 #pragma omp for schedule(static)
-      for (int64_t token = 0; token < tokens; ++token) {
-        const Likeliest found = likeliest(logits + token * outputs, outputs);
-        drafted[token] = found.index;
-        probabilities[token] = found.probability;
-        token_ids[token] = chain->target_ids == nullptr ? found.index : chain->target_ids[found.index];
+      for (int64_t row = 0; row < rows; ++row) {
+        const Likeliest found = likeliest(logits.get() + row * outputs, outputs);
+        ids[row] = chain->target_ids == nullptr ? found.index : chain->target_ids[found.index];
+        drafted[row * count + depth] = ids[row];
+        probabilities[row * count + depth] = found.probability;
       }
     }
-    for (int64_t row = 0; row < step->rows; ++row) lengths[row] += step->starts[row + 1] - step->starts[row];
+    reading.go_on();
+    last = reading.last_tokens();
   }
   return 1;
 }
@@ -279,6 +332,14 @@ void specplug_likeliest(const bf16* logits, int64_t rows, int64_t size, int64_t 
 void specplug_linear(const Linear* linear, const bf16* x, int64_t rows, int64_t threads, bf16* y) {
 #pragma omp parallel num_threads(static_cast<int>(threads))
   multiply_out(*linear, x, rows, y);
+}
+
+// The products alone, each of rows[i] times linears[i] after the one before, whatever x and y hold: room for the widest.
+// What else a head does is measured beside it.
+void specplug_products(const Linear* linears, const int64_t* rows, int64_t count, int64_t threads, const bf16* x,
+                       bf16* y) {
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  for (int64_t index = 0; index < count; ++index) multiply_out(linears[index], x, rows[index], y);
 }
 
 // Token ids of the step [T] -> logits [num_logits, vocab] of the tokens `wanted`. Returns 0, and does nothing, if an

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="this processor h
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).bfloat16()
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 11, 12, 13, 25])
@@ -180,7 +180,8 @@ def eagle3(tmp_path: Path) -> Callable[..., tuple[str, dict[str, Any]]]:
         sizes = {"hidden_size": 128, "intermediate_size": 224, "head_dim": 32, "vocab_size": VOCAB_SIZE}
         tiny_model("llama", **sizes).to(torch.bfloat16).save_pretrained(tmp_path / "target")
         body = {**testing.LLAMA, **sizes, "max_position_embeddings": 256}
-        tensors = testing.eagle3_tensors(body, target_hidden_size=128, draft_ids=draft_ids)
+        norms = {name: keys.get(name, False) for name in ("norm_before_fc", "fc_norm")}
+        tensors = testing.eagle3_tensors(body, target_hidden_size=128, draft_ids=draft_ids, **norms)
         if draft_ids is not None:
             keys["draft_vocab_size"] = len(draft_ids)
         head = testing.write_head(tmp_path / "head", testing.speculators_config(body=body, **keys), tensors)
@@ -219,37 +220,90 @@ def test_an_eagle3_head_drafts_with_them(eagle3: Callable[..., Any], options: di
     assert options or texts == plain
 
 
-@pytest.mark.parametrize("keys", [{}, {"norm_before_residual": True}, {"norm_output": True}], ids=str)
+@pytest.mark.parametrize("draft_ids", [tuple(range(1, VOCAB_SIZE, 3)), None], ids=["a part", "all"])
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"norm_before_residual": True}, {"norm_output": True}, {"norm_before_fc": True}, {"fc_norm": True}],
+    ids=str,
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_in_one_call_is_that_token_by_token(
-    eagle3: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], temperature: float
+    eagle3: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, Any],
+    temperature: float,
+    draft_ids: tuple[int, ...] | None,
 ) -> None:
-    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)), **keys)
-    is_in_one_call = []
+    target, config = eagle3(draft_ids=draft_ids, **keys)
+    num_read = []
     call = NativeChain.__call__
 
-    def count(self: NativeChain, *arguments: Any) -> Any:
-        drafted = call(self, *arguments)
-        is_in_one_call.append(drafted is not None)
+    def count(self: NativeChain, token_ids: list[int], *arguments: Any) -> Any:
+        drafted = call(self, token_ids, *arguments)
+        assert drafted is not None
+        num_read.append(tuple(arguments[1]))
         return drafted
 
     monkeypatch.setattr(NativeChain, "__call__", count)
     texts, drafts = generate(target, config, temperature)
-    assert any(is_in_one_call)
+    assert {(1, 1, 1)} < set(num_read)  # and other numbers of tokens
     monkeypatch.setattr(NativeChain, "__call__", lambda self, *more: None)
     assert generate(target, config, temperature) == (texts, drafts)
     assert generate(target, None, temperature)[0] == texts
 
 
-def test_ids_beyond_the_embeddings_are_refused(eagle3: Callable[..., Any]) -> None:
-    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
-    with LLM(target, skip_tokenizer_init=True, speculative_config=config) as llm:
-        proposer: Any = llm._session.hooks.instance("eagle3")
-        cache = RaggedCache([None], max_num_seqs=1, max_model_len=64, max_query_tokens=8, device=torch.device("cpu"))
-        cache.acquire()
-        with pytest.raises(IndexError, match="an id beyond the table"):
-            arguments = (torch.tensor([VOCAB_SIZE]), random(1, 128), cache.begin([3]), 3, cache.ragged_layers[0])
-            proposer.head.chain(*arguments)
+class Drafting:
+    """A head's chain on a cache of two rows."""
+
+    def __init__(self, target: str, config: dict[str, Any]) -> None:
+        self._llm = LLM(target, skip_tokenizer_init=True, speculative_config=config)
+        self._chain = cast(Any, self._llm._session.hooks.instance("eagle3")).head.chain
+
+    def __call__(self, token_ids: list[int], num_read: list[int], num_tokens: int = 4, num_states: int = 0) -> Any:
+        device = torch.device("cpu")
+        cache = RaggedCache([None], max_num_seqs=2, max_model_len=64, max_query_tokens=16, device=device)
+        for _ in num_read:
+            cache.acquire()
+        step = cache.begin([num and num + num_tokens - 1 for num in num_read])
+        states = random(num_states or len(token_ids), 3 * 128)
+        return self._chain(token_ids, states, num_read, num_tokens, step, cache.ragged_layers[0])
+
+
+@pytest.fixture
+def drafting(eagle3: Callable[..., Any]) -> Drafting:
+    return Drafting(*eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3))))
+
+
+def test_rows_draft_what_they_draft_alone(drafting: Drafting) -> None:
+    together = drafting([5, 6, 7, 8], [4, 0])
+    assert all(part.shape == (1, 4) for part in together)
+    longer = drafting([5, 6, 7, 8], [4, 0], num_tokens=7)
+    assert all(torch.equal(some, more[:, :4]) for some, more in zip(together, longer, strict=True))
+    ids, probs = drafting([5, 6, 7, 8], [3, 1])
+    alone_ids, alone_probs = drafting([5, 6, 7], [3, 0])
+    assert torch.equal(ids[:1], alone_ids)
+    assert torch.equal(probs[:1], alone_probs)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "num_read", "num_states", "error", "match"),
+    [
+        ([VOCAB_SIZE], [1], 0, IndexError, "an id beyond the table"),
+        ([-1], [1], 0, IndexError, "an id beyond the table"),
+        ([3, 4], [1], 0, ValueError, "2 ids and 2 states for 1 tokens"),
+        ([3, 4], [2], 3, ValueError, "2 ids and 3 states for 2 tokens"),
+    ],
+)
+def test_a_draft_refuses(
+    drafting: Drafting,
+    token_ids: list[int],
+    num_read: list[int],
+    num_states: int,
+    error: type[Exception],
+    match: str,
+) -> None:
+    with pytest.raises(error, match=match):
+        drafting(token_ids, num_read, num_states=num_states)
 
 
 @pytest.mark.parametrize(
@@ -274,20 +328,12 @@ def test_heads_on_the_last_state_draft_with_them(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_draft_does_not_depend_on_the_default_dtype(eagle3: Callable[..., Any], dtype: torch.dtype) -> None:
-    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
-    with LLM(target, skip_tokenizer_init=True, speculative_config=config) as llm:
-        proposer: Any = llm._session.hooks.instance("eagle3")
-        drafted = []
-        for default in (torch.float32, dtype):
-            cache = RaggedCache(
-                [None], max_num_seqs=1, max_model_len=64, max_query_tokens=8, device=torch.device("cpu")
-            )
-            cache.acquire()
-            arguments = (torch.tensor([5]), random(1, 128), cache.begin([4]), 4, cache.ragged_layers[0])
-            torch.set_default_dtype(default)
-            try:
-                drafted.append(proposer.head.chain(*arguments))
-            finally:
-                torch.set_default_dtype(torch.float32)
-        assert all(map(torch.equal, *drafted))
+def test_a_draft_does_not_depend_on_the_default_dtype(drafting: Drafting, dtype: torch.dtype) -> None:
+    drafted = []
+    for default in (torch.float32, dtype):
+        torch.set_default_dtype(default)
+        try:
+            drafted.append(drafting([5], [1]))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, *drafted))

@@ -11,10 +11,10 @@ import torch
 from specplug.draft_space import DraftSpace
 from specplug.hooks.markers import hookimpl
 from specplug.proposers.base import Proposer, rows_to_draft
-from specplug.proposers.draft_sampling import DraftRow, DraftSampler
+from specplug.proposers.draft_sampling import DraftRow, DraftSampler, is_drafted_greedily
 from specplug.proposers.heads.reader import Head, HeadReader
 from specplug.proposers.model_proposer import DRAFT_TOO_SHORT
-from specplug.types import Batch, Draft, Request, cumulative
+from specplug.types import Batch, Draft, LawSpan, OneHot, Request, cumulative
 
 __all__ = ["HeadProposer"]
 
@@ -81,27 +81,16 @@ class HeadProposer(Proposer):
             if not counts[row]:
                 skip_reasons[row] = DRAFT_TOO_SHORT
         draft = self._draft(batch, counts) if any(counts) else Draft.empty(len(batch))
-        return replace(draft, skip_reasons=tuple(skip_reasons))
+        return replace(draft, skip_reasons=tuple(skip_reasons)) if any(skip_reasons) else draft
 
     def _room(self, request_id: str) -> int:
         """Most tokens that can be drafted for a request now."""
         return self._reader.room(request_id) if request_id in self._reader else 0
 
     def _draft(self, batch: Batch, counts: Sequence[int]) -> Draft:
-        sampler = DraftSampler(
-            [DraftRow.of(batch, row, count) for row, count in enumerate(counts) if count],
-            is_probabilistic=self.is_probabilistic,
-            device=self._reader.device,
-            kernels=self.head.kernels,
-        )
+        rows = self._wanted(batch, counts)
         with torch.inference_mode():
-            self._draw(self._wanted(batch, counts), sampler)
-            return Draft(
-                draft_token_ids=self._space.to_target_ids(sampler.token_ids),
-                num_draft_tokens=tuple(counts),
-                laws=sampler.laws(self._space),
-                confidence=sampler.confidence,
-            )
+            return self._draft_at_once(batch, counts, rows) or self._draft_by_depth(batch, counts, rows)
 
     def _wanted(self, batch: Batch, counts: Sequence[int]) -> list[_Wanted]:
         """The requests that get a draft, in the order of the reader's rows."""
@@ -113,6 +102,44 @@ class HeadProposer(Proposer):
         }
         return [found[request_id] for request_id in self._reader.in_order(list(found))]
 
+    def _draft_at_once(self, batch: Batch, counts: Sequence[int], rows: list[_Wanted]) -> Draft | None:
+        """Greedy drafts of one length, if the head makes such in one call. None: nothing was drafted."""
+        count = rows[0].count
+        if self._mask is not None or any(row.count != count for row in rows):
+            return None
+        if self.is_probabilistic and not all(map(is_drafted_greedily, batch.sampling_params)):
+            return None
+        drafted = self._reader.read_chain([row.request_id for row in rows], count)
+        if drafted is None:
+            return None
+        token_ids, confidence = drafted
+        order = sorted(range(len(rows)), key=lambda place: rows[place].first)
+        if order != [*range(len(rows))]:
+            index = torch.tensor(order, device=token_ids.device)
+            token_ids, confidence = token_ids[index], confidence[index]
+        return Draft(
+            draft_token_ids=token_ids.view(-1),
+            num_draft_tokens=tuple(counts),
+            laws=(LawSpan(0, count * len(rows), OneHot()),),
+            confidence=confidence.view(-1),
+        )
+
+    def _draft_by_depth(self, batch: Batch, counts: Sequence[int], rows: list[_Wanted]) -> Draft:
+        """One forward for the tokens of one depth, or for all tokens behind masks."""
+        sampler = DraftSampler(
+            [DraftRow.of(batch, row, count) for row, count in enumerate(counts) if count],
+            is_probabilistic=self.is_probabilistic,
+            device=self._reader.device,
+            kernels=self.head.kernels,
+        )
+        self._draw(rows, sampler)
+        return Draft(
+            draft_token_ids=self._space.to_target_ids(sampler.token_ids),
+            num_draft_tokens=tuple(counts),
+            laws=sampler.laws(self._space),
+            confidence=sampler.confidence,
+        )
+
     def _draw(self, rows: list[_Wanted], sampler: DraftSampler) -> None:
         outputs = self._reader.read([row.request_id for row in rows], self._mask, [row.count for row in rows])
         if self._mask is not None:
@@ -120,8 +147,6 @@ class HeadProposer(Proposer):
             self._choose(outputs, slots, sampler)
             return
         chosen = self._choose(outputs, [row.first for row in rows], sampler)
-        if self._draw_at_once(rows, outputs, chosen, sampler):
-            return
         for depth in range(1, max(row.count for row in rows)):
             going_on = [place for place, row in enumerate(rows) if row.count > depth]
             if len(going_on) < len(rows):
@@ -131,21 +156,6 @@ class HeadProposer(Proposer):
             token_ids = self._space.to_target_ids(chosen)
             outputs = self._reader.append(token_ids, outputs, [row.request_id for row in rows])
             chosen = self._choose(outputs, [row.first + depth for row in rows], sampler)
-
-    def _draw_at_once(
-        self, rows: list[_Wanted], outputs: torch.Tensor, chosen: torch.Tensor, sampler: DraftSampler
-    ) -> bool:
-        """The rest of drafts of one length, if the head can and all are greedy. False: nothing was drawn."""
-        num_more = rows[0].count - 1
-        if not num_more or sampler.is_random or any(row.count != rows[0].count for row in rows):
-            return False
-        request_ids = [row.request_id for row in rows]
-        drafted = self._reader.append_chain(self._space.to_target_ids(chosen), outputs, request_ids, num_more)
-        if drafted is None:
-            return False
-        slots = [row.first + depth for depth in range(1, num_more + 1) for row in rows]
-        sampler.take(slots, *(part.view(-1) for part in drafted))
-        return True
 
     def _choose(self, outputs: torch.Tensor, slots: Sequence[int], sampler: DraftSampler) -> torch.Tensor:
         return sampler.choose(self._space.restrict(self.head.logits(outputs)), slots)

@@ -7,7 +7,7 @@ back are those of its own draft.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -60,6 +60,19 @@ class Head(Protocol):
 
 
 @dataclass(slots=True)
+class _Last:
+    """An entry; its state is taken out of ``states`` only when it is needed."""
+
+    token_id: int
+    states: torch.Tensor
+    place: int
+
+    def state(self) -> torch.Tensor:
+        """``[1, width]``."""
+        return self.states[self.place : self.place + 1]
+
+
+@dataclass(slots=True)
 class _Text:
     """What the head knows of one request."""
 
@@ -69,8 +82,8 @@ class _Text:
     """Unread: the tokens after the states."""
     states: list[torch.Tensor] = field(default_factory=list)
     """Unread: the target's states, ``[any, width]`` each."""
-    last: tuple[int, torch.Tensor] | None = None
-    """Token and state ``[1, width]`` of the last entry read, to read it again where nothing new came."""
+    last: _Last | None = None
+    """The last entry read, to read it again where nothing new came."""
 
     @property
     def num_known(self) -> int:
@@ -173,37 +186,37 @@ class HeadReader:
         follow request i. Returns the outputs of the last entry and the masks, ``[sum of counts, hidden]``; without a
         mask that of the last entry, ``[len(request_ids), hidden]``.
         """
-        self._reopen(request_ids)
         num_masks = [count - 1 if mask else 0 for count in counts]
-        long = [
-            each
-            for each, num in zip(request_ids, num_masks, strict=True)
-            if len(self._texts[each].token_ids) + num > self.max_query_tokens
-        ]
-        if long:
-            self._read_chunks(long, 1)  # the last entry is read with the masks behind it
+        self._prepare(request_ids, num_masks)
         return self._read(request_ids, mask, num_masks)
 
     def append(self, token_ids: torch.Tensor, features: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
         """Read one draft token ``[n]`` with its features ``[n, hidden]`` for each request; outputs ``[n, hidden]``."""
         return self._run(token_ids, features, dict.fromkeys(request_ids, 1))
 
-    def append_chain(
-        self, token_ids: torch.Tensor, features: torch.Tensor, request_ids: Sequence[str], num_tokens: int
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Draft ``num_tokens`` more for each request ``in_order``, as by :meth:`append` and arg-max: draft ids and
-        probabilities, ``[num_tokens, n]`` each. None, with nothing read, where the head cannot do so in one call."""
+    def read_chain(self, request_ids: Sequence[str], num_tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Read everything that waits of requests ``in_order``, and draft ``num_tokens`` for each as by :meth:`append`
+        and arg-max: target ids and probabilities, ``[n, num_tokens]`` each. None, with nothing drafted, where the head
+        cannot do so in one call."""
         if self.head.chain is None:
             return None
-        wanted = set(request_ids)
-        num_query_tokens = [num_tokens if request_id in wanted else 0 for request_id in self._rows]
+        num_more = num_tokens - 1
+        self._prepare(request_ids, [num_more] * len(request_ids))
+        texts = {request_id: self._texts[request_id] for request_id in request_ids}
+        num_read = [len(texts[row].token_ids) if row in texts else 0 for row in self._rows]
+        num_query_tokens = [num and num + num_more for num in num_read]
+        chunks = [self._take(text, len(text.token_ids)) for text in texts.values()]
+        token_ids = [token_id for ids, _ in chunks for token_id in ids]
+        states = _joined([states for _, states in chunks])
         step = self._cache.begin(num_query_tokens)
         try:
-            drafted = self.head.chain(token_ids, features, step, num_tokens, self._cache.ragged_layers[0])
+            drafted = self.head.chain(token_ids, states, num_read, num_tokens, step, self._cache.ragged_layers[0])
         finally:
             self._cache.end()
         if drafted is not None:
             self._cache.finish(num_query_tokens)
+            for text in texts.values():
+                _settle(text, len(text.token_ids))
         return drafted
 
     def append_trees(self, token_ids: torch.Tensor, features: torch.Tensor, trees: Mapping[str, Tree]) -> torch.Tensor:
@@ -215,14 +228,22 @@ class HeadReader:
         self._roll_back(list(trees))
         return self._run(token_ids, features, {name: len(tree) for name, tree in trees.items()}, trees)
 
-    def _reopen(self, request_ids: Sequence[str]) -> None:
-        """Drop the entries of earlier drafts; where nothing waits, let the last entry be read again."""
-        for request_id in request_ids:
+    def _prepare(self, request_ids: Sequence[str], num_behind: Sequence[int]) -> None:
+        """Drop the entries of earlier drafts; where nothing waits, let the last entry be read again.
+
+        What cannot be read at once with ``num_behind`` more entries behind it is read here, but for its last entry.
+        """
+        long: list[str] = []
+        for request_id, num in zip(request_ids, num_behind, strict=True):
             text = self._texts[request_id]
             if not text.token_ids and text.last is not None:
                 text.length -= 1
-                text.token_ids, text.states = [text.last[0]], [text.last[1]]
+                text.token_ids, text.states = [text.last.token_id], [text.last.state()]
+            if len(text.token_ids) + num > self.max_query_tokens:
+                long.append(request_id)
         self._roll_back(request_ids)
+        if long:
+            self._read_chunks(long, 1)
 
     def _roll_back(self, request_ids: Sequence[str]) -> None:
         wanted = set(request_ids)
@@ -238,8 +259,8 @@ class HeadReader:
             sizes = [min(len(self._texts[each].token_ids) - num_left, self.max_query_tokens) for each in ordered]
             chunks = [self._take(self._texts[each], size) for each, size in zip(ordered, sizes, strict=True)]
             self._run(
-                torch.tensor([token_id for ids, _ in chunks for token_id in ids], device=self.device),
-                self.head.features(torch.cat([states for _, states in chunks])),
+                self._ids(token_id for ids, _ in chunks for token_id in ids),
+                self.head.features(_joined([states for _, states in chunks])),
                 dict(zip(ordered, sizes, strict=True)),
             )
             for each, size in zip(ordered, sizes, strict=True):
@@ -247,9 +268,12 @@ class HeadReader:
             ordered = [each for each in ordered if len(self._texts[each].token_ids) > num_left]
 
     def _take(self, text: _Text, size: int) -> tuple[list[int], torch.Tensor]:
-        states = text.states[0] if len(text.states) == 1 else torch.cat(text.states)
+        states = _joined(text.states)
         text.states = [states]
         return text.token_ids[:size], states[:size]
+
+    def _ids(self, token_ids: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(token_ids), device=self.device)
 
     def _read(
         self, request_ids: Sequence[str], mask: tuple[int, torch.Tensor] | None, num_masks: Sequence[int]
@@ -257,7 +281,7 @@ class HeadReader:
         texts = [self._texts[each] for each in request_ids]
         sizes = [len(text.token_ids) for text in texts]
         chunks = [self._take(text, size) for text, size in zip(texts, sizes, strict=True)]
-        features = self.head.features(torch.cat([states for _, states in chunks]))
+        features = self.head.features(_joined([states for _, states in chunks]))
         ids: list[int] = []
         last: list[int] = []
         for (token_ids, _), num in zip(chunks, num_masks, strict=True):
@@ -267,7 +291,7 @@ class HeadReader:
         if mask and any(num_masks):
             features = _interleaved(features, mask[1], sizes, num_masks)
         totals = dict(zip(request_ids, map(sum, zip(sizes, num_masks, strict=True)), strict=True))
-        outputs = self._run(torch.tensor(ids, device=self.device), features, totals)
+        outputs = self._run(self._ids(ids), features, totals)
         for text, size in zip(texts, sizes, strict=True):
             _settle(text, size)
         return outputs[last[0] :] if len(last) == 1 else outputs[torch.tensor(last, device=self.device)]
@@ -290,13 +314,19 @@ class HeadReader:
         return outputs
 
 
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def _settle(text: _Text, size: int) -> None:
     """The first ``size`` entries that waited were read."""
     states = text.states[0]
-    text.last = (text.token_ids[size - 1], states[size - 1 : size].clone())
+    text.last = _Last(text.token_ids[size - 1], states, size - 1)
     text.length += size
     del text.token_ids[:size]
     text.states = [states[size:]] if text.token_ids else []
+    if len(states) > READ_AHEAD:  # a prompt's
+        text.last = _Last(text.last.token_id, text.last.state().clone(), 0)
 
 
 def _interleaved(

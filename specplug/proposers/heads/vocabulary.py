@@ -50,7 +50,7 @@ class ReducedVocabulary(DraftSpace):
         return draft_logits if self._repeated is None else draft_logits.masked_fill(self._repeated, -torch.inf)
 
     def to_target_ids(self, draft_token_ids: torch.Tensor) -> torch.Tensor:
-        return self.target_ids[draft_token_ids]
+        return self.target_ids.take(draft_token_ids)
 
     def law(self, draft_logits: torch.Tensor) -> Law:
         return Indirect(draft_logits, draft_logits.logsumexp(-1), self._target_to_draft_ids)

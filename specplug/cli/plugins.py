@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plugins"]
 
-KERNELS = "specplug.kernels"
-"""Entry-point group; ``specplug.models.kernels`` reads it, but takes torch with it."""
-
 
 def plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
@@ -55,9 +52,10 @@ def _plain(value: Any) -> Any:
 
 def _kernels() -> str:
     """By their metadata: whether this machine runs them shows when a model is loaded (``LLM.kernels``)."""
+    from specplug.config.kernels import GROUP
     from specplug.hooks.discovery import discover
 
-    found = discover(group=KERNELS)
+    found = discover(group=GROUP)
     return ", ".join(f"{name} ({claim.origin})" for name, each in found.items() for claim in each.candidates)
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from specplug.config.checkpoint import head_fault, read_checkpoint
 from specplug.config.engine_terms import ENGINE_TERMS, MOVED
+from specplug.config.kernels import kernels_fault
 from specplug.config.keys import Key, closest, show, term_fault, term_note
 from specplug.config.schema import SpeculativeConfig
 from specplug.config.unknown import sampling_names
@@ -72,6 +73,13 @@ class EngineArgs(BaseModel):
     additional_config: Annotated[dict[str, Any], Key("plugins")] = Field(
         default_factory=dict, description="A free mapping handed to every plugin."
     )
+
+    @field_validator("kernels")
+    @classmethod
+    def _installed(cls, name: str) -> str:
+        if (fault := kernels_fault(name)) is not None:
+            raise ValueError(fault)
+        return name
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
+from specplug.config.kernels import AUTO, TORCH, installed_kernels, kernels_fault
 from specplug.errors import ConfigError, ModelError
 from specplug.models.llama import LlamaLayer, LlamaModel
 
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from specplug.models.rotary import RotaryTable
     from specplug.models.step_plan import StepPlan
 
-__all__ = ["Chain", "ChainParts", "Decoder", "Kernels", "LayerStep", "Map", "check_kernels", "find_decoder"]
-
-GROUP = "specplug.kernels"
-AUTO, TORCH = "auto", "torch"
+__all__ = ["Chain", "ChainParts", "Decoder", "Kernels", "LayerStep", "Map", "find_decoder"]
 
 Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """From states ``[..., in]`` to ``[..., out]``."""
@@ -136,14 +134,6 @@ class Kernels(Protocol):
         """The arg-max of each row of ``logits`` ``[n, vocab]``, ``[n]`` int64, and its probability, ``[n]`` float32."""
 
 
-def check_kernels(name: str) -> None:
-    """Raise ConfigError for kernels that are not installed; imports nothing."""
-    installed = sorted(each.name for each in entry_points(group=GROUP))
-    if name not in (AUTO, TORCH, *installed):
-        choices = ", ".join(f'"{each}"' for each in (AUTO, TORCH, *installed))
-        raise ConfigError(f'kernels="{name}" is not installed; write one of: {choices}')
-
-
 def find_decoder(name: str, model: Any, num_positions: int) -> Decoder | None:
     """By the installed kernels called ``name``, or with "auto" the first that run ``model``; None for torch.
 
@@ -151,10 +141,11 @@ def find_decoder(name: str, model: Any, num_positions: int) -> Decoder | None:
     for a name that is not installed or cannot run the model; with "auto" a package that cannot be imported is logged
     and passed over. Raises ModelError where a package fails, the model half taken.
     """
-    check_kernels(name)
+    if (fault := kernels_fault(name)) is not None:
+        raise ConfigError(f'kernels="{name}": {fault}')
     if name == TORCH:
         return None
-    installed = {each.name: each for each in sorted(entry_points(group=GROUP))}
+    installed = installed_kernels()
     if name == AUTO:
         made = (_decoder(each, model, num_positions, is_asked_for=False) for each in installed.values())
         return next((decoder for decoder in made if decoder is not None), None)

@@ -26,7 +26,7 @@ from transformers import (
 from specplug.config.checkpoint import Checkpoint, head_fault
 from specplug.errors import ConfigError, ModelError
 from specplug.models.fused import fuse_layers
-from specplug.models.kernels import Decoder, check_kernels, find_decoder
+from specplug.models.kernels import Decoder, find_decoder
 from specplug.models.packing import can_pack, pack_linears
 from specplug.models.probe import check_config, check_model, longest_exact_length, probe_model
 from specplug.models.runner import TargetRunner, layer_windows
@@ -122,7 +122,6 @@ def _target_faults(engine: EngineLike, target: Target) -> Iterator[str]:
 
 
 def _load(engine: EngineLike) -> TargetRunner:
-    check_kernels(engine.kernels)
     folder = find_folder(engine.model, engine.revision)
     check_folder(folder)
     config = _load_config(folder)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from specplug.config.checkpoint import folder_fault
+from specplug.config.kernels import kernels_fault
 from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
 
@@ -59,6 +60,13 @@ class DraftModelOptions(BaseModel):
         if folder.is_dir() and not any(folder.glob("*.safetensors")):
             raise ValueError(f"{model} holds no weights: no *.safetensors file (pickled weights are not read)")
         return model
+
+    @field_validator("draft_model_kernels")
+    @classmethod
+    def _installed(cls, name: str) -> str:
+        if (fault := kernels_fault(name)) is not None:
+            raise ValueError(fault)
+        return name
 
 
 def _build(config: PluginConfig, context: PluginContext) -> AutoregressiveProposer:

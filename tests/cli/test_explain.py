@@ -78,3 +78,10 @@ def test_a_note_for_every_key_without_effect(tmp_path: Path) -> None:
     file.write_text(f"gpu_memory_utilization: 0.5\nspeculative_config: {NGRAM}\n")
     shown = runner.invoke(app, ["explain", "--config", str(file)]).stdout
     assert "gpu_memory_utilization" in shown
+
+
+def test_kernels_that_are_not_installed_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("kernels: nativ\n")
+    result = runner.invoke(app, ["explain", "--config", str(tmp_path / "config.yaml")])
+    assert result.exit_code == 2
+    assert 'kernels="nativ": no kernels of that name are installed; write one of: "auto", "torch"' in result.stderr

@@ -52,15 +52,8 @@ def test_installed_kernels_are_named_and_not_imported(tmp_path: Path, monkeypatc
 
 
 def test_without_kernels_there_is_no_line_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specplug.cli.plugins.KERNELS", "specplug.no_such_group")
+    monkeypatch.setattr("specplug.config.kernels.GROUP", "specplug.no_such_group")
     assert "kernels:" not in runner.invoke(app, ["plugins"]).stdout
-
-
-def test_the_group_is_the_one_that_models_read() -> None:
-    from specplug.cli.plugins import KERNELS
-    from specplug.models.kernels import GROUP
-
-    assert KERNELS == GROUP
 
 
 def test_a_default_that_is_no_json_is_shown_as_text() -> None:

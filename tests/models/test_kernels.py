@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from specplug.config import resolve_engine_args
+from specplug.config.kernels import GROUP
 from specplug.errors import ConfigError, ModelError
-from specplug.models import kernels
-from specplug.models.kernels import check_kernels, find_decoder
+from specplug.models.kernels import find_decoder
 from specplug.models.llama import LlamaModel
+from specplug.proposers.draft_model import DraftModelOptions
 from specplug.testing.architectures import tiny_model
 
 Install = Callable[..., None]
@@ -31,8 +34,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             if decoder is not None:
                 setattr(module, name, SimpleNamespace(name=name, decoder=decoder))
         monkeypatch.setitem(sys.modules, "made_up_kernels", module)
-        points = tuple(EntryPoint(name, f"made_up_kernels:{name}", kernels.GROUP) for name in decoders)
-        monkeypatch.setattr(kernels, "entry_points", lambda group: points)
+        points = tuple(EntryPoint(name, f"made_up_kernels:{name}", GROUP) for name in decoders)
+        monkeypatch.setattr("specplug.config.kernels.entry_points", lambda group: points)
 
     return install
 
@@ -55,9 +58,13 @@ def test_without_any_torch_runs_the_model(install: Install) -> None:
 
 def test_a_name_that_is_not_installed(install: Install) -> None:
     install(b=lambda parts: None)
-    for check in (find, check_kernels):
-        with pytest.raises(ConfigError, match='kernels="fast" is not installed; write one of: "auto", "torch", "b"'):
-            check("fast")
+    says = 'no kernels of that name are installed; write one of: "auto", "torch", "b"'
+    with pytest.raises(ConfigError, match=f'kernels="fast": {says}'):
+        find("fast")
+    with pytest.raises(ConfigError, match=f'kernels="fast": {says}'):
+        resolve_engine_args("/no/model", {"kernels": "fast"})
+    with pytest.raises(ValidationError, match=says):
+        DraftModelOptions(draft_model_kernels="fast")
 
 
 def test_one_asked_for_that_declines(install: Install) -> None:

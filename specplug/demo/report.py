@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from specplug.demo.identity import Deviation, Equality, TeacherForcing
+from specplug.demo.identity import Deviation, Equality, TeacherForcing, compare_outputs
 from specplug.demo.measure import Decoded
 from specplug.demo.models import DEMO_INSTALL
 from specplug.demo.prompts import KINDS
@@ -48,6 +48,11 @@ class Cell:
         pairs = zip(self.plain, self.speculative, strict=True)
         return statistics.median(b.tokens_per_s / a.tokens_per_s if a.tokens_per_s else 1.0 for a, b in pairs)
 
+    @property
+    def equality(self) -> Equality:
+        """Of the first runs' outputs."""
+        return compare_outputs(self.kind, self.plain[0].output_ids, self.speculative[0].output_ids)
+
     def rows(self, method: str) -> Iterator[tuple[str, ...]]:
         """Table rows: batch, decoding, tokens/s, speed-up, mean acceptance length, rate, tokens per step."""
         plain = merge(run.counts for run in self.plain)
@@ -73,6 +78,8 @@ class DemoReport:
 
     method: str
     num_speculative_tokens: int
+    kernels: str
+    """What ran the target in bfloat16: "torch", or the name of installed kernels."""
     cells: tuple[Cell, ...]
     num_rounds: int
     equalities: tuple[Equality, ...]
@@ -95,8 +102,8 @@ class DemoReport:
             else f"medians of up to {self.num_rounds} runs in turn"
         )
         yield (
-            f"bfloat16, greedy, decoding only (prompts excluded), {runs}; K={self.num_speculative_tokens}; acceptance "
-            f"length incl. bonus token; decoding took {self.decoding_s:.0f} s"
+            f"bfloat16 on {self.kernels}, greedy, decoding only (prompts excluded), {runs}; "
+            f"K={self.num_speculative_tokens}; acceptance length incl. bonus token; decoding took {self.decoding_s:.0f} s"
         )
         yield ""
         yield from self._identity()
@@ -113,17 +120,16 @@ class DemoReport:
 
     def _identity(self) -> Iterator[RenderableType]:
         yield "identity"
-        equal = sum(each.num_equal for each in self.equalities)
-        compared = sum(each.num_compared for each in self.equalities)
-        yield f"  float32: {equal} of {compared} outputs equal plain decoding, token for token"
+        yield f"  float32: {_equal(self.equalities)}"
         for each in self.equalities:
             if each.first_difference is not None:
                 yield f"  [bold red]{each.kind}: differs from token {each.first_difference} on[/]"
+        yield f"  bfloat16 on {self.kernels}: {_equal([cell.equality for cell in self.cells])}"
         deviations = self.forced.deviations
         agreeing = self.forced.num_positions - len(deviations)
         yield (
-            f"  bfloat16: {agreeing} of {self.forced.num_positions} emitted tokens are the target's arg-max given the "
-            "text before them"
+            f"  bfloat16, read by transformers: {agreeing} of {self.forced.num_positions} emitted tokens are the "
+            "target's arg-max given the text before them"
         )
         if deviations:
             yield from self._gaps(deviations)
@@ -151,6 +157,11 @@ class DemoReport:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _equal(equalities: Sequence[Equality]) -> str:
+    equal, compared = (sum(getattr(each, name) for each in equalities) for name in ("num_equal", "num_compared"))
+    return f"{equal} of {compared} outputs equal plain decoding, token for token"
 
 
 def _plot(report: DemoReport, path: Path) -> None:

@@ -97,6 +97,7 @@ class _Demo:
         self._prompts: dict[str, list[str]] = {}
         self._tokenizer: Any = None
         self._max_model_len = 0
+        self._kernels = ""
 
     def run(self) -> DemoReport:
         self._load_prompts()
@@ -107,6 +108,7 @@ class _Demo:
         return DemoReport(
             method=self._plan.method,
             num_speculative_tokens=max(run.counts.num_spec_tokens for cell in cells for run in cell.speculative),
+            kernels=self._kernels,
             cells=tuple(cells),
             num_rounds=num_rounds,
             equalities=equalities,
@@ -132,6 +134,7 @@ class _Demo:
         cells = [Cell(kind, batch) for kind in plan.kinds for batch in plan.batches]
         with ExitStack() as stack:
             plain, speculative = self._pair(stack, "bfloat16")
+            self._kernels = plain.kernels
             for llm in (plain, speculative):
                 decode(llm, self._prompts[plan.kinds[0]][:1], SamplingParams(temperature=0.0, max_tokens=8))
             num_rounds = self._rounds(cells, plain, speculative)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import string
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def test_the_whole_demo_on_a_tiny_model(tiny_model: Path, tmp_path: Path, monkey
         assert title in result.stdout
     for wanted in ("speed-up", "acceptance length", "tokens per step", "float32: 5 of 5 outputs equal", "arg-max"):
         assert wanted in result.stdout
+    assert re.search(r"bfloat16 on (torch|native): \d+ of 15 outputs equal plain decoding", result.stdout)
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

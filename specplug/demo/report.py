@@ -103,7 +103,8 @@ class DemoReport:
         )
         yield (
             f"bfloat16 on {self.kernels}, greedy, decoding only (prompts excluded), {runs}; "
-            f"K={self.num_speculative_tokens}; acceptance length incl. bonus token; decoding took {self.decoding_s:.0f} s"
+            f"K={self.num_speculative_tokens}; acceptance length incl. bonus token; "
+            f"decoding took {self.decoding_s:.0f} s"
         )
         yield ""
         yield from self._identity()

@@ -11,6 +11,7 @@ import torch
 from specplug.models.llama import LlamaModel
 from specplug_native.layer import buffers_of
 from specplug_native.library import Heads, Layer, Library, Shape
+from specplug_native.memory import LargePages
 from specplug_native.steps import NativeStep, ScratchSpace
 from specplug_native.weights import LayerWeights, NativeLinear
 
@@ -37,11 +38,12 @@ class NativeDecoder:
         self._vocab_size = model.head.out_features
         self._rotary = model.rotary
         self._final_norm = model.final_norm
-        self.project = NativeLinear(model.head.weight.detach(), model.head.bias, library)
+        pages = LargePages()
+        self.project = NativeLinear(model.head.weight.detach(), model.head.bias, library, pages)
         """``[n, hidden]`` to logits ``[n, vocab]``."""
         heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim, model.scaling)
         self._shape = Shape(heads, model.norm_eps, self._hidden_size, model.intermediate_size)
-        self._weights = [LayerWeights(layer) for layer in model.take_layers()]
+        self._weights = [LayerWeights(layer, pages) for layer in model.take_layers()]
         self._layers = (Layer * len(self._weights))(*[weights.struct() for weights in self._weights])
         self._bound: list[torch.Tensor | None] = [None] * len(self._weights)
         self._scratch = ScratchSpace(self._shape)

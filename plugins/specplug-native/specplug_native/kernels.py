@@ -13,6 +13,7 @@ from specplug_native.chain import NativeChain, chain_of
 from specplug_native.decoder import NativeDecoder
 from specplug_native.layer import NativeLayer
 from specplug_native.library import load_library
+from specplug_native.memory import LargePages
 from specplug_native.weights import PANEL, NativeLinear, NativeNorm
 
 __all__ = ["NativeKernels"]
@@ -25,6 +26,10 @@ class NativeKernels:
     """Implements :class:`specplug.models.kernels.Kernels` for bfloat16 on processors with AVX-512 for it."""
 
     name = "native"
+
+    def __init__(self) -> None:
+        self._pages = LargePages()
+        """Of the parts of heads; a model has its own."""
 
     def decoder(self, model: LlamaModel) -> NativeDecoder | None:
         """Takes the layers of a model that the kernels can run."""
@@ -42,14 +47,22 @@ class NativeKernels:
         library = load_library()
         if library is None or not _can_run(layer, rotary, head_dim):
             return None
-        return NativeLayer(layer, rotary, head_dim=head_dim, scaling=scaling, norm_eps=norm_eps, library=library)
+        return NativeLayer(
+            layer,
+            rotary,
+            head_dim=head_dim,
+            scaling=scaling,
+            norm_eps=norm_eps,
+            library=library,
+            pages=self._pages,
+        )
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Any number of outputs, an even one of inputs."""
         library = load_library()
         if library is None or not _is_ours(weight) or weight.shape[1] % 2:
             return None
-        return NativeLinear(weight, bias, library)
+        return NativeLinear(weight, bias, library, self._pages)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Over a multiple of 16 numbers."""

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from specplug.models.llama import LlamaLayer
 from specplug_native.library import Layer, Library, Linear
+from specplug_native.memory import LargePages
 
 __all__ = ["PANEL", "LayerWeights", "NativeLinear", "NativeNorm", "PackedLinear", "interleaved", "readable"]
 
@@ -35,29 +36,30 @@ def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class PackedLinear:
     """A linear layer's weights as panels ``[out / 32, in / 2, 32, 2]``, filled up with zeros."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, pages: LargePages) -> None:
         """``weight`` ``[out, in]`` in bfloat16, ``in`` even; ``bias`` ``[out]`` or None. Both are copied."""
         num_out, num_in = weight.shape
         missing = -num_out % PANEL
-        panels = pad(weight, (0, 0, 0, missing)).view(-1, PANEL, num_in // 2, 2)
-        self._packed = panels.transpose(1, 2).contiguous()
+        panels = pad(weight, (0, 0, 0, missing)).view(-1, PANEL, num_in // 2, 2).transpose(1, 2)
+        self._packed = pages.empty(panels.shape, panels.dtype).copy_(panels)
         self._bias = None if bias is None else pad(bias, (0, missing)).contiguous()
         self.struct = Linear(
             self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr(), num_in, num_out
         )
 
     @classmethod
-    def of(cls, layers: Sequence[torch.nn.Linear]) -> PackedLinear:
+    def of(cls, layers: Sequence[torch.nn.Linear], pages: LargePages) -> PackedLinear:
         """Layers of one input as one, their outputs after each other; biases throughout or none."""
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        return cls(torch.cat([layer.weight.detach() for layer in layers]), torch.cat(biases) if biases else None)
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        return cls(weight, torch.cat(biases) if biases else None, pages)
 
 
 class NativeLinear:
     """``[..., in]`` to ``[..., out]``."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library) -> None:
-        self._packed = PackedLinear(weight, bias)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, pages: LargePages) -> None:
+        self._packed = PackedLinear(weight, bias, pages)
         self._num_out, self._num_in = weight.shape
         self._multiply = library.linear
         self.struct = self._packed.struct
@@ -88,15 +90,16 @@ class NativeNorm:
 class LayerWeights:
     """A layer's weights as the kernels read them, and the tensors that hold them."""
 
-    def __init__(self, layer: LlamaLayer) -> None:
-        self._query_key_value = PackedLinear.of([layer.query, layer.key, layer.value])
-        self._output = PackedLinear.of([layer.output])
+    def __init__(self, layer: LlamaLayer, pages: LargePages) -> None:
+        self._query_key_value = PackedLinear.of([layer.query, layer.key, layer.value], pages)
+        self._output = PackedLinear.of([layer.output], pages)
         biases = (layer.gate.bias, layer.up.bias)
         self._gate_up = PackedLinear(
             interleaved(layer.gate.weight.detach(), layer.up.weight.detach()),
             None if biases[0] is None else interleaved(*(bias.detach() for bias in biases)),
+            pages,
         )
-        self._down = PackedLinear.of([layer.down])
+        self._down = PackedLinear.of([layer.down], pages)
         self._norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
 
     def struct(self) -> Layer:

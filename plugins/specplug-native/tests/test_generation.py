@@ -13,8 +13,8 @@ from specplug_native.decoder import NativeDecoder
 from specplug_native.library import load_library
 
 from specplug import LLM, SamplingParams
+from specplug.config.kernels import GROUP
 from specplug.errors import ConfigError, ModelError
-from specplug.models import kernels
 from specplug.testing.architectures import VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="this processor has no AVX-512 with bfloat16")
@@ -82,15 +82,18 @@ def test_auto_takes_it_where_it_can(folder: Path) -> None:
 def test_what_cannot_be_is_told(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r'kernels="native" cannot run this model .*float32.*; write kernels="auto"'):
         LLM(str(folder), dtype="float32", kernels="native", skip_tokenizer_init=True)
-    with pytest.raises(ConfigError, match='kernels="nativ" is not installed; write one of: "auto", "torch", "native"'):
+    with pytest.raises(
+        ConfigError,
+        match='kernels="nativ": no kernels of that name are installed; write one of: "auto", "torch", "native"',
+    ):
         LLM(str(folder), kernels="nativ", skip_tokenizer_init=True)
 
 
 def test_a_broken_package_is_passed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = EntryPoint("broken", "no_such_module:kernels", kernels.GROUP)
-    monkeypatch.setattr(kernels, "entry_points", lambda group: (broken,))
+    broken = EntryPoint("broken", "no_such_module:kernels", GROUP)
+    monkeypatch.setattr("specplug.config.kernels.entry_points", lambda group: (broken,))
     with caplog.at_level(logging.WARNING, "specplug"), LLM(str(folder), skip_tokenizer_init=True):
         assert 'kernels "broken" (unknown) cannot be imported' in caplog.text
     with pytest.raises(ModelError, match=r'kernels "broken" .* cannot be imported: No module'):

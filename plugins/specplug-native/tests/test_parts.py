@@ -191,8 +191,10 @@ def eagle3(tmp_path: Path) -> Callable[..., tuple[str, dict[str, Any]]]:
 
 
 def generate(target: str, config: dict[str, Any] | None, temperature: float = 0.0) -> tuple[list[list[int]], Any]:
-    """Texts of three requests, and each step's drafts."""
-    params = SamplingParams(temperature=temperature, max_tokens=24, ignore_eos=True, seed=1)
+    """Texts of three requests, the first of which ends early, and each step's drafts."""
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, seed=1) for length in (8, 24, 24)
+    ]
     prompts = [{"prompt_token_ids": [*range(3, 3 + length)]} for length in (9, 40, 2)]
     drafts = []
     with LLM(target, skip_tokenizer_init=True, strict=True, kernels="native", speculative_config=config) as llm:

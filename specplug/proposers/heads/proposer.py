@@ -107,7 +107,8 @@ class HeadProposer(Proposer):
         count = rows[0].count
         if self._mask is not None or any(row.count != count for row in rows):
             return None
-        if self.is_probabilistic and not all(map(is_drafted_greedily, batch.sampling_params)):
+        drafted_for = (params for params, num in zip(batch.sampling_params, counts, strict=True) if num)
+        if self.is_probabilistic and not all(map(is_drafted_greedily, drafted_for)):
             return None
         drafted = self._reader.read_chain([row.request_id for row in rows], count)
         if drafted is None:

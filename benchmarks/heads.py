@@ -406,8 +406,9 @@ class Products:
 @contextmanager
 def _native_products(calls: list[Any]) -> Iterator[None]:
     """Note the products that specplug-native's parts of heads do."""
+    from specplug.proposers.heads.reader import HeadReader
+
     try:
-        from specplug_native.chain import NativeChain
         from specplug_native.layer import NativeLayer
         from specplug_native.weights import NativeLinear
     except ImportError:
@@ -423,13 +424,14 @@ def _native_products(calls: list[Any]) -> Iterator[None]:
         calls.append(NativeProduct(self.struct, len(states)))
         return run_linear(self, states)
 
-    def token_by_token(self: Any, *arguments: Any) -> None:
+    def token_by_token(self: Any, *arguments: Any) -> bool:
         """The same products, one call each."""
+        return False
 
     with (
         patch.object(NativeLayer, "__call__", layer),
         patch.object(NativeLinear, "__call__", linear),
-        patch.object(NativeChain, "__call__", token_by_token),
+        patch.object(HeadReader, "read_chain", token_by_token),
     ):
         yield
 

@@ -23,13 +23,16 @@ __all__ = ["NativeChain", "chain_of"]
 
 
 def chain_of(parts: ChainParts, library: Library) -> NativeChain | None:
-    """None for parts that other code runs, or whose norms do not share an epsilon."""
+    """None for parts that other code runs, whose norms do not share an epsilon, or that draft what they cannot read."""
     norms = (parts.embedding_norm, parts.feature_norm, parts.output_norm)
     if not isinstance(parts.layer, NativeLayer) or not isinstance(parts.output, NativeLinear):
         return None
     own_norms = [norm for norm in norms if isinstance(norm, NativeNorm)]
     eps = parts.layer.shape.norm_eps
     if len(own_norms) < len(norms) or any(abs(norm.eps - eps) > 1e-3 * eps for norm in own_norms):
+        return None
+    num_ids = parts.output.struct.out_features if parts.target_ids is None else int(parts.target_ids.max()) + 1
+    if num_ids > len(parts.embeddings):
         return None
     return NativeChain(parts, parts.layer, own_norms, parts.output, library)
 
@@ -74,20 +77,17 @@ class NativeChain:
         token_ids: Sequence[int],
         states: torch.Tensor,
         num_read: Sequence[int],
-        num_tokens: int,
         step: StepPlan,
         cache: RaggedLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See the protocol. What a draft needs is kept, not made: after a target's forward all code and all objects
+        drafted: torch.Tensor,
+        probs: torch.Tensor,
+    ) -> None:
+        """See the protocol. What a call needs is kept, not made: after a target's forward all code and all objects
         have left the processor's caches, and each one touched costs more than it computes."""
-        if not step.sees_all_before(cache.kind):
-            return None
         states = readable(states if self._features is None else self._features(states), self._width)
         ids, starts = array("q", token_ids), array("q", accumulate(num_read, initial=0))
         if not len(ids) == len(states) == starts[-1]:
             raise ValueError(f"{len(ids)} ids and {len(states)} states for {starts[-1]} tokens")
-        drafted = torch.empty(len(num_read) - num_read.count(0), num_tokens, dtype=torch.int64, device="cpu")
-        probs = torch.empty(drafted.shape, dtype=torch.float32, device="cpu")
         lengths, native = array("q", step.lengths), self._step
         self._kind.size = cache.kind.size
         native.rows, native.threads = len(lengths), torch.get_num_threads()
@@ -97,11 +97,10 @@ class NativeChain:
             byref(self._layer.bound(cache)),
             byref(native),
             byref(self._struct),
-            num_tokens,
+            drafted.shape[1],
             *(ids.buffer_info()[0], states.data_ptr()),
             byref(self._layer.scratch.room(len(ids))),
             *(drafted.data_ptr(), probs.data_ptr()),
         )
         if not is_done:
             raise IndexError(f"rows of {step.lengths} entries grow beyond the rotary table, or an id beyond the table")
-        return drafted, probs

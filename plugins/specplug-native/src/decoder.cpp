@@ -124,33 +124,24 @@ struct Plan {
   Plan(const Heads& shape, const Step& step) : tasks(tasks_of(shape, step)), rows(rows_of(step)) {}
 };
 
-// A step that becomes the next one: of a token more for each row that had any.
-struct Reading {
-  std::vector<int64_t> starts, lengths;
+// The steps after a step, of one token more for each row that has any.
+struct Following {
+  std::vector<int64_t> rows, last_tokens;  // of the step: the rows that have tokens, and the last token of each
+  std::vector<int64_t> starts{0}, lengths;
   Step step;
 
-  explicit Reading(const Step& first)
-      : starts(first.starts, first.starts + first.rows + 1), lengths(first.lengths, first.lengths + first.rows), step(first) {
+  explicit Following(const Step& first) : step(first) {
+    for (int64_t row = 0; row < first.rows; ++row) {
+      const int64_t tokens = first.starts[row + 1] - first.starts[row];
+      lengths.push_back(first.lengths[row] + tokens);
+      if (tokens > 0) {
+        rows.push_back(row);
+        last_tokens.push_back(first.starts[row + 1] - 1);
+      }
+      starts.push_back(static_cast<int64_t>(rows.size()));
+    }
     step.starts = starts.data();
     step.lengths = lengths.data();
-  }
-
-  // The last token of each row that has one.
-  std::vector<int64_t> last_tokens() const {
-    std::vector<int64_t> tokens;
-    for (int64_t row = 0; row < step.rows; ++row)
-      if (starts[row + 1] > starts[row]) tokens.push_back(starts[row + 1] - 1);
-    return tokens;
-  }
-
-  void go_on() {
-    int64_t before = 0, tokens = 0;
-    for (int64_t row = 0; row < step.rows; ++row) {
-      const int64_t count = starts[row + 1] - before;
-      before = starts[row + 1];
-      lengths[row] += count;
-      starts[row + 1] = tokens += count > 0;
-    }
   }
 };
 
@@ -163,7 +154,7 @@ struct Chain {
   int64_t adds_to_norm;    // whether the layer adds to the normalised feature, not to the feature
   int64_t feeds_back_norm;  // whether what is fed back is normalised too
   Linear output;
-  const int64_t* target_ids;  // [outputs]: of each the target's id; null: the same
+  const int64_t* target_ids;  // [outputs]: of each the target's id, below num_embeddings; null: the same
 };
 
 using Room = std::unique_ptr<bf16[]>;
@@ -174,10 +165,11 @@ bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   return std::all_of(values, values + count, [limit](int64_t value) { return 0 <= value && value < limit; });
 }
 
-bool positions_fit(const Step& step) {
+// more: further tokens after the step's of each row.
+bool positions_fit(const Step& step, int64_t more = 0) {
   if (step.positions != nullptr) return all_below(step.positions, step.tokens(), step.num_positions);
   for (int64_t row = 0; row < step.rows; ++row)
-    if (step.lengths[row] + step.starts[row + 1] - step.starts[row] > step.num_positions) return false;
+    if (step.lengths[row] + step.starts[row + 1] - step.starts[row] + more > step.num_positions) return false;
   return true;
 }
 
@@ -269,50 +261,48 @@ void specplug_norm(const bf16* x, int64_t rows, int64_t size, float eps, const b
 }
 
 // Reads the tokens of `step`, whose ids and target's states come in, and drafts `count` tokens after the last of each of
-// the n rows that has any: drafted, probabilities [n, count], the target's ids and their shares. Returns 0 if an id or a
-// position is out of range.
+// the n rows that has any: drafted, probabilities [n, count], the target's ids and their shares. Returns 0, and does
+// nothing, if an id or a position is out of range.
 int specplug_chain(const Shape* shape, const Layer* layer, const Step* step, const Chain* chain, int64_t count,
                    const int64_t* token_ids, const bf16* states, const Scratch* scratch, int64_t* drafted,
                    float* probabilities) {
   const int64_t hidden = shape->hidden_size, outputs = chain->output.out, num_read = step->tokens();
-  Reading reading(*step);
-  std::vector<int64_t> ids(token_ids, token_ids + num_read), last = reading.last_tokens();
-  const int64_t rows = static_cast<int64_t>(last.size());
+  if (!all_below(token_ids, num_read, chain->num_embeddings) || !positions_fit(*step, count - 1)) return 0;
+  Following next(*step);
+  const Plan reading(shape->heads, *step), drafting(shape->heads, next.step);
+  const int64_t rows = next.step.tokens();
   const Room features = room_for(num_read * hidden), joined = room_for(2 * num_read * hidden),
              logits = room_for(rows * outputs);
+  std::vector<int64_t> ids(token_ids, token_ids + num_read);
+#pragma omp parallel num_threads(static_cast<int>(step->threads))
   for (int64_t depth = 0; depth < count; ++depth) {
-    const Step& now = reading.step;
+    const Step& now = depth == 0 ? *step : next.step;
     const int64_t tokens = now.tokens();
-    if (!all_below(ids.data(), tokens, chain->num_embeddings) || !positions_fit(now)) return 0;
-    const Plan plan(shape->heads, now);
-#pragma omp parallel num_threads(static_cast<int>(now.threads))
-    {
-      if (depth == 0) take_features(*chain, states, tokens, hidden, features.get());
+    if (depth == 0) take_features(*chain, states, tokens, hidden, features.get());
 #pragma omp for schedule(static)
-      for (int64_t token = 0; token < tokens; ++token) {
-        bf16 *left = joined.get() + 2 * token * hidden, *right = left + hidden, *feature = features.get() + token * hidden;
-        normalise(chain->embeddings + ids[token] * hidden, hidden, shape->norm_eps, chain->embedding_norm, left);
-        normalise(feature, hidden, shape->norm_eps, chain->feature_norm, right);
-        std::memcpy(scratch->states + token * hidden, chain->adds_to_norm ? right : feature, hidden * sizeof(bf16));
-      }
-      run_layer(*shape, *layer, now, plan, joined.get(), *scratch);
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < rows; ++row) {
-        bf16 *output = scratch->states + last[row] * hidden, *normed = scratch->normed + row * hidden;
-        normalise(output, hidden, shape->norm_eps, chain->output_norm, normed);
-        std::memcpy(features.get() + row * hidden, chain->feeds_back_norm ? normed : output, hidden * sizeof(bf16));
-      }
-      multiply_out(chain->output, scratch->normed, rows, logits.get());
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < rows; ++row) {
-        const Likeliest found = likeliest(logits.get() + row * outputs, outputs);
-        ids[row] = chain->target_ids == nullptr ? found.index : chain->target_ids[found.index];
-        drafted[row * count + depth] = ids[row];
-        probabilities[row * count + depth] = found.probability;
-      }
+    for (int64_t token = 0; token < tokens; ++token) {
+      bf16 *left = joined.get() + 2 * token * hidden, *right = left + hidden, *feature = features.get() + token * hidden;
+      normalise(chain->embeddings + ids[token] * hidden, hidden, shape->norm_eps, chain->embedding_norm, left);
+      normalise(feature, hidden, shape->norm_eps, chain->feature_norm, right);
+      std::memcpy(scratch->states + token * hidden, chain->adds_to_norm ? right : feature, hidden * sizeof(bf16));
     }
-    reading.go_on();
-    last = reading.last_tokens();
+    run_layer(*shape, *layer, now, depth == 0 ? reading : drafting, joined.get(), *scratch);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t last = depth == 0 ? next.last_tokens[row] : row;
+      bf16 *output = scratch->states + last * hidden, *normed = scratch->normed + row * hidden;
+      normalise(output, hidden, shape->norm_eps, chain->output_norm, normed);
+      std::memcpy(features.get() + row * hidden, chain->feeds_back_norm ? normed : output, hidden * sizeof(bf16));
+    }
+    multiply_out(chain->output, scratch->normed, rows, logits.get());
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      const Likeliest found = likeliest(logits.get() + row * outputs, outputs);
+      ids[row] = chain->target_ids == nullptr ? found.index : chain->target_ids[found.index];
+      drafted[row * count + depth] = ids[row];
+      probabilities[row * count + depth] = found.probability;
+      if (depth > 0) ++next.lengths[next.rows[row]];
+    }
   }
   return 1;
 }

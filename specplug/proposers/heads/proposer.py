@@ -104,26 +104,28 @@ class HeadProposer(Proposer):
 
     def _draft_at_once(self, batch: Batch, counts: Sequence[int], rows: list[_Wanted]) -> Draft | None:
         """Greedy drafts of one length, if the head makes such in one call. None: nothing was drafted."""
-        count = rows[0].count
-        if self._mask is not None or any(row.count != count for row in rows):
+        chain, count = self.head.chain, rows[0].count
+        if chain is None or self._mask is not None or any(row.count != count for row in rows):
             return None
         drafted_for = (params for params, num in zip(batch.sampling_params, counts, strict=True) if num)
         if self.is_probabilistic and not all(map(is_drafted_greedily, drafted_for)):
             return None
-        drafted = self._reader.read_chain([row.request_id for row in rows], count)
-        if drafted is None:
-            return None
-        token_ids, confidence = drafted
-        order = sorted(range(len(rows)), key=lambda place: rows[place].first)
-        if order != [*range(len(rows))]:
-            index = torch.tensor(order, device=token_ids.device)
-            token_ids, confidence = token_ids[index], confidence[index]
-        return Draft(
+        num = len(rows)
+        token_ids = torch.empty(num, count, dtype=torch.int64, device=self._reader.device)
+        confidence = torch.empty(num, count, dtype=torch.float32, device=self._reader.device)
+        draft = Draft(
             draft_token_ids=token_ids.view(-1),
             num_draft_tokens=tuple(counts),
-            laws=(LawSpan(0, count * len(rows), OneHot()),),
+            laws=(LawSpan(0, num * count, OneHot()),),
             confidence=confidence.view(-1),
         )
+        if not self._reader.read_chain(chain, [row.request_id for row in rows], token_ids, confidence):
+            return None
+        order = sorted(range(num), key=lambda place: rows[place].first)
+        if order != [*range(num)]:  # the reader's rows stand in another one than the batch's
+            for part in (token_ids, confidence):
+                part.copy_(part[order])
+        return draft
 
     def _draft_by_depth(self, batch: Batch, counts: Sequence[int], rows: list[_Wanted]) -> Draft:
         """One forward for the tokens of one depth, or for all tokens behind masks."""

@@ -194,30 +194,30 @@ class HeadReader:
         """Read one draft token ``[n]`` with its features ``[n, hidden]`` for each request; outputs ``[n, hidden]``."""
         return self._run(token_ids, features, dict.fromkeys(request_ids, 1))
 
-    def read_chain(self, request_ids: Sequence[str], num_tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Read everything that waits of requests ``in_order``, and draft ``num_tokens`` for each as by :meth:`append`
-        and arg-max: target ids and probabilities, ``[n, num_tokens]`` each. None, with nothing drafted, where the head
-        cannot do so in one call."""
-        if self.head.chain is None:
-            return None
-        num_more = num_tokens - 1
+    def read_chain(self, chain: Chain, request_ids: Sequence[str], drafted: torch.Tensor, probs: torch.Tensor) -> bool:
+        """Read everything that waits of requests ``in_order``, and draft for each as by :meth:`append` and arg-max:
+        target ids into ``drafted`` ``[n, num_tokens]``, their probabilities into ``probs``. False, with nothing
+        drafted, where a token does not see all of the text before it.
+
+        What can be noted is noted before the call, since nothing is in the processor's caches after it.
+        """
+        num_more = drafted.shape[1] - 1
         self._prepare(request_ids, [num_more] * len(request_ids))
         texts = {request_id: self._texts[request_id] for request_id in request_ids}
         num_read = [len(texts[row].token_ids) if row in texts else 0 for row in self._rows]
         num_query_tokens = [num and num + num_more for num in num_read]
+        step, layer = self._cache.begin(num_query_tokens), self._cache.ragged_layers[0]
+        self._cache.end()
+        if not step.sees_all_before(layer.kind):
+            return False
         chunks = [self._take(text, len(text.token_ids)) for text in texts.values()]
+        for text in texts.values():
+            _settle(text, len(text.token_ids))
+        self._cache.finish(num_query_tokens)
         token_ids = [token_id for ids, _ in chunks for token_id in ids]
         states = _joined([states for _, states in chunks])
-        step = self._cache.begin(num_query_tokens)
-        try:
-            drafted = self.head.chain(token_ids, states, num_read, num_tokens, step, self._cache.ragged_layers[0])
-        finally:
-            self._cache.end()
-        if drafted is not None:
-            self._cache.finish(num_query_tokens)
-            for text in texts.values():
-                _settle(text, len(text.token_ids))
-        return drafted
+        chain(token_ids, states, num_read, step, layer, drafted, probs)
+        return True
 
     def append_trees(self, token_ids: torch.Tensor, features: torch.Tensor, trees: Mapping[str, Tree]) -> torch.Tensor:
         """Read a tree of draft tokens for each request ``in_order``, in place of what its draft had read so far.

@@ -95,14 +95,15 @@ class Chain(Protocol):
         token_ids: Sequence[int],
         states: torch.Tensor,
         num_read: Sequence[int],
+        num_tokens: int,
         step: StepPlan,
         cache: RaggedLayer,
         drafted: torch.Tensor,
         probs: torch.Tensor,
     ) -> None:
-        """Read T target ids with the target's states ``[T, any]``, ``num_read[row]`` of each row, and draft after the
-        last of each of the n rows that has any: target ids into ``drafted`` ``[n, num_tokens]`` int64, their
-        probabilities into ``probs``, float32 of the same shape.
+        """Read T target ids with the target's states ``[T, any]``, ``num_read[row]`` of each row, and draft
+        ``num_tokens`` after the last of each of the n rows that has any: target ids into ``drafted``
+        ``[n * num_tokens]`` int64, row by row, their probabilities into ``probs``, float32 of the same shape.
 
         In ``step`` such a row appends its tokens and all drafted ones but the last; each token sees all slots before
         it (:meth:`~specplug.models.step_plan.StepPlan.sees_all_before`).

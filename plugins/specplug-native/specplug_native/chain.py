@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import byref, pointer
+from ctypes import addressof, pointer
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -71,12 +71,14 @@ class NativeChain:
             output.struct,
             None if target_ids is None else target_ids.data_ptr(),
         )
+        self._addresses = addressof(layer.shape), addressof(self._step), addressof(self._struct)
 
     def __call__(
         self,
         token_ids: Sequence[int],
         states: torch.Tensor,
         num_read: Sequence[int],
+        num_tokens: int,
         step: StepPlan,
         cache: RaggedLayer,
         drafted: torch.Tensor,
@@ -92,15 +94,18 @@ class NativeChain:
         self._kind.size = cache.kind.size
         native.rows, native.threads = len(lengths), torch.get_num_threads()
         native.starts, native.lengths = starts.buffer_info()[0], lengths.buffer_info()[0]
+        shape, step_address, chain = self._addresses
         is_done = self._run(
-            byref(self._layer.shape),
-            byref(self._layer.bound(cache)),
-            byref(native),
-            byref(self._struct),
-            drafted.shape[1],
-            *(ids.buffer_info()[0], states.data_ptr()),
-            byref(self._layer.scratch.room(len(ids))),
-            *(drafted.data_ptr(), probs.data_ptr()),
+            shape,
+            addressof(self._layer.bound(cache)),
+            step_address,
+            chain,
+            num_tokens,
+            ids.buffer_info()[0],
+            states.data_ptr(),
+            addressof(self._layer.scratch.room(len(ids))),
+            drafted.data_ptr(),
+            probs.data_ptr(),
         )
         if not is_done:
             raise IndexError(f"rows of {step.lengths} entries grow beyond the rotary table, or an id beyond the table")

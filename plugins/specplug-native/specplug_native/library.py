@@ -116,10 +116,7 @@ class Library:
         self.layer.argtypes = [POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, POINTER(Scratch)]
         self.chain = library.specplug_chain
         self.chain.restype = c_int
-        self.chain.argtypes = [
-            *(POINTER(Shape), POINTER(Layer), POINTER(Step), POINTER(Chain), c_int64),
-            *(c_void_p, c_void_p, POINTER(Scratch), c_void_p, c_void_p),
-        ]
+        self.chain.argtypes = [*(c_void_p,) * 4, c_int64, *(c_void_p,) * 5]
         self.norm = library.specplug_norm
         self.norm.restype = None
         self.norm.argtypes = [c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p]

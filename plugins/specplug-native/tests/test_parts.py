@@ -267,13 +267,10 @@ class Drafting:
             cache.acquire()
         step = cache.begin([num and num + num_tokens - 1 for num in num_read])
         states = random(num_states or len(token_ids), 3 * 128)
-        num_rows = sum(map(bool, num_read))
-        ids, probs = (
-            torch.zeros(num_rows, num_tokens, dtype=torch.int64),
-            torch.zeros(num_rows, num_tokens, dtype=torch.float32),
-        )
-        self._chain(token_ids, states, num_read, step, cache.ragged_layers[0], ids, probs)
-        return ids, probs
+        ids = torch.zeros(sum(map(bool, num_read)) * num_tokens, dtype=torch.int64)
+        probs = torch.zeros(len(ids), dtype=torch.float32)
+        self._chain(token_ids, states, num_read, num_tokens, step, cache.ragged_layers[0], ids, probs)
+        return ids.view(-1, num_tokens), probs.view(-1, num_tokens)
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -19,13 +20,12 @@ from specplug.types import Batch, Draft, LawSpan, OneHot, Request, cumulative
 __all__ = ["HeadProposer"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A request that gets a draft: ``count`` tokens, the first of which is slot ``first``."""
+class _Wanted(NamedTuple):
+    """A request that gets a draft of ``num_tokens``, the first of which is slot ``first``."""
 
     request_id: str
     first: int
-    count: int
+    num_tokens: int
 
 
 class HeadProposer(Proposer):
@@ -104,27 +104,21 @@ class HeadProposer(Proposer):
 
     def _draft_at_once(self, batch: Batch, counts: Sequence[int], rows: list[_Wanted]) -> Draft | None:
         """Greedy drafts of one length, if the head makes such in one call. None: nothing was drafted."""
-        chain, count = self.head.chain, rows[0].count
-        if chain is None or self._mask is not None or any(row.count != count for row in rows):
+        chain, count = self.head.chain, rows[0].num_tokens
+        if chain is None or self._mask is not None or any(row.num_tokens != count for row in rows):
             return None
         drafted_for = (params for params, num in zip(batch.sampling_params, counts, strict=True) if num)
         if self.is_probabilistic and not all(map(is_drafted_greedily, drafted_for)):
             return None
-        num = len(rows)
-        token_ids = torch.empty(num, count, dtype=torch.int64, device=self._reader.device)
-        confidence = torch.empty(num, count, dtype=torch.float32, device=self._reader.device)
-        draft = Draft(
-            draft_token_ids=token_ids.view(-1),
-            num_draft_tokens=tuple(counts),
-            laws=(LawSpan(0, num * count, OneHot()),),
-            confidence=confidence.view(-1),
-        )
-        if not self._reader.read_chain(chain, [row.request_id for row in rows], token_ids, confidence):
+        num_slots = count * len(rows)
+        token_ids = torch.empty(num_slots, dtype=torch.int64, device=self._reader.device)
+        confidence = torch.empty(num_slots, dtype=torch.float32, device=self._reader.device)
+        laws = (LawSpan(0, num_slots, OneHot()),)
+        draft = Draft(token_ids, tuple(counts), laws, confidence=confidence)
+        if not self._reader.read_chain(chain, [row.request_id for row in rows], count, token_ids, confidence):
             return None
-        order = sorted(range(num), key=lambda place: rows[place].first)
-        if order != [*range(num)]:  # the reader's rows stand in another one than the batch's
-            for part in (token_ids, confidence):
-                part.copy_(part[order])
+        if len(rows) > 1:
+            _sort_rows([row.first for row in rows], token_ids, confidence)
         return draft
 
     def _draft_by_depth(self, batch: Batch, counts: Sequence[int], rows: list[_Wanted]) -> Draft:
@@ -144,14 +138,14 @@ class HeadProposer(Proposer):
         )
 
     def _draw(self, rows: list[_Wanted], sampler: DraftSampler) -> None:
-        outputs = self._reader.read([row.request_id for row in rows], self._mask, [row.count for row in rows])
+        outputs = self._reader.read([row.request_id for row in rows], self._mask, [row.num_tokens for row in rows])
         if self._mask is not None:
-            slots = [row.first + depth for row in rows for depth in range(row.count)]
+            slots = [row.first + depth for row in rows for depth in range(row.num_tokens)]
             self._choose(outputs, slots, sampler)
             return
         chosen = self._choose(outputs, [row.first for row in rows], sampler)
-        for depth in range(1, max(row.count for row in rows)):
-            going_on = [place for place, row in enumerate(rows) if row.count > depth]
+        for depth in range(1, max(row.num_tokens for row in rows)):
+            going_on = [place for place, row in enumerate(rows) if row.num_tokens > depth]
             if len(going_on) < len(rows):
                 index = torch.tensor(going_on, device=outputs.device)
                 outputs, chosen = outputs[index], chosen[index]
@@ -162,3 +156,12 @@ class HeadProposer(Proposer):
 
     def _choose(self, outputs: torch.Tensor, slots: Sequence[int], sampler: DraftSampler) -> torch.Tensor:
         return sampler.choose(self._space.restrict(self.head.logits(outputs)), slots)
+
+
+def _sort_rows(first_slots: Sequence[int], *parts: torch.Tensor) -> None:
+    """In place: runs of one length, each of which belongs to ``first_slots`` of its number, to where they belong."""
+    order = sorted(range(len(first_slots)), key=first_slots.__getitem__)
+    if order != [*range(len(order))]:
+        for part in parts:
+            runs = part.view(len(order), -1)
+            runs.copy_(runs[order])

@@ -194,14 +194,16 @@ class HeadReader:
         """Read one draft token ``[n]`` with its features ``[n, hidden]`` for each request; outputs ``[n, hidden]``."""
         return self._run(token_ids, features, dict.fromkeys(request_ids, 1))
 
-    def read_chain(self, chain: Chain, request_ids: Sequence[str], drafted: torch.Tensor, probs: torch.Tensor) -> bool:
-        """Read everything that waits of requests ``in_order``, and draft for each as by :meth:`append` and arg-max:
-        target ids into ``drafted`` ``[n, num_tokens]``, their probabilities into ``probs``. False, with nothing
-        drafted, where a token does not see all of the text before it.
+    def read_chain(
+        self, chain: Chain, request_ids: Sequence[str], num_tokens: int, drafted: torch.Tensor, probs: torch.Tensor
+    ) -> bool:
+        """Read everything that waits of requests ``in_order``, and draft ``num_tokens`` for each as by :meth:`append`
+        and arg-max: target ids into ``drafted`` ``[n * num_tokens]``, their probabilities into ``probs``. False, with
+        nothing drafted, where a token does not see all of the text before it.
 
         What can be noted is noted before the call, since nothing is in the processor's caches after it.
         """
-        num_more = drafted.shape[1] - 1
+        num_more = num_tokens - 1
         self._prepare(request_ids, [num_more] * len(request_ids))
         texts = {request_id: self._texts[request_id] for request_id in request_ids}
         num_read = [len(texts[row].token_ids) if row in texts else 0 for row in self._rows]
@@ -216,7 +218,7 @@ class HeadReader:
         self._cache.finish(num_query_tokens)
         token_ids = [token_id for ids, _ in chunks for token_id in ids]
         states = _joined([states for _, states in chunks])
-        chain(token_ids, states, num_read, step, layer, drafted, probs)
+        chain(token_ids, states, num_read, num_tokens, step, layer, drafted, probs)
         return True
 
     def append_trees(self, token_ids: torch.Tensor, features: torch.Tensor, trees: Mapping[str, Tree]) -> torch.Tensor:

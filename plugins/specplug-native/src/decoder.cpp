@@ -97,6 +97,7 @@ void place(const Shape& shape, const Layer& layer, const Step& step, int64_t row
 // Queries are cut into more pieces where there are too few rows and heads to keep all threads busy.
 std::vector<Task> tasks_of(const Heads& shape, const Step& step) {
   std::vector<Task> tasks;
+  tasks.reserve(step.rows * shape.num_kv_heads);  // more where pieces are
   const bool is_narrow = step.rows * shape.num_kv_heads < 4 * step.threads;
   for (int64_t row = 0; row < step.rows; ++row) {
     const int64_t queries = (step.starts[row + 1] - step.starts[row]) * shape.groups();
@@ -127,10 +128,12 @@ struct Plan {
 // The steps after a step, of one token more for each row that has any.
 struct Following {
   std::vector<int64_t> rows, last_tokens;  // of the step: the rows that have tokens, and the last token of each
-  std::vector<int64_t> starts{0}, lengths;
+  std::vector<int64_t> starts, lengths;
   Step step;
 
   explicit Following(const Step& first) : step(first) {
+    for (auto* each : {&rows, &last_tokens, &starts, &lengths}) each->reserve(first.rows + 1);
+    starts.push_back(0);
     for (int64_t row = 0; row < first.rows; ++row) {
       const int64_t tokens = first.starts[row + 1] - first.starts[row];
       lengths.push_back(first.lengths[row] + tokens);

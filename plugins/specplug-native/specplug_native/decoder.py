@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeDecoder"]
 
+_CHUNK = 64 << 20
+"""Bytes of memory that are taken at once for weights."""
+
 
 class NativeDecoder:
     """The packed forward of a model, from token ids to logits.
@@ -38,7 +41,7 @@ class NativeDecoder:
         self._vocab_size = model.head.out_features
         self._rotary = model.rotary
         self._final_norm = model.final_norm
-        pages = LargePages()
+        pages = LargePages(_CHUNK)
         self.project = NativeLinear(model.head.weight.detach(), model.head.bias, library, pages)
         """``[n, hidden]`` to logits ``[n, vocab]``."""
         heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim, model.scaling)

@@ -27,10 +27,6 @@ class NativeKernels:
 
     name = "native"
 
-    def __init__(self) -> None:
-        self._pages = LargePages()
-        """Of the parts of heads; a model has its own."""
-
     def decoder(self, model: LlamaModel) -> NativeDecoder | None:
         """Takes the layers of a model that the kernels can run."""
         library = load_library()
@@ -47,22 +43,14 @@ class NativeKernels:
         library = load_library()
         if library is None or not _can_run(layer, rotary, head_dim):
             return None
-        return NativeLayer(
-            layer,
-            rotary,
-            head_dim=head_dim,
-            scaling=scaling,
-            norm_eps=norm_eps,
-            library=library,
-            pages=self._pages,
-        )
+        return NativeLayer(layer, rotary, head_dim=head_dim, scaling=scaling, norm_eps=norm_eps, library=library)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Any number of outputs, an even one of inputs."""
         library = load_library()
-        if library is None or not _is_ours(weight) or weight.shape[1] % 2:
+        if library is None or not _is_ours(weight) or weight.shape[1] % 2 or not weight.numel():
             return None
-        return NativeLinear(weight, bias, library, self._pages)
+        return NativeLinear(weight, bias, library, LargePages(weight.nbytes))
 
     def norm(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Over a multiple of 16 numbers."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specplug.models.llama import LlamaLayer
+from specplug.models.llama import LlamaLayer, linears_of
 from specplug.models.rotary import RotaryTable
 from specplug_native.library import Heads, Layer, Library, Shape
 from specplug_native.memory import LargePages
 from specplug_native.steps import NativeStep, ScratchSpace
-from specplug_native.weights import LayerWeights, readable
+from specplug_native.weights import LayerWeights, packed_bytes, readable
 
 if TYPE_CHECKING:
     from specplug.models.cache import RaggedLayer
@@ -33,13 +33,12 @@ class NativeLayer:
         scaling: float,
         norm_eps: float,
         library: Library,
-        pages: LargePages,
     ) -> None:
         num_heads, num_kv_heads = (part.out_features // head_dim for part in (layer.query, layer.key))
         hidden_size, intermediate_size = layer.output.out_features, layer.gate.out_features
         heads = Heads(num_heads, num_kv_heads, head_dim, scaling)
         self.shape = Shape(heads, norm_eps, hidden_size, intermediate_size)
-        self._weights = LayerWeights(layer, pages)
+        self._weights = LayerWeights(layer, LargePages(packed_bytes(linears_of(layer))))
         self._struct = self._weights.struct()
         self.products = (self._struct.query_key_value, self._struct.output, self._struct.gate_up, self._struct.down)
         """Its matrix products."""

@@ -13,17 +13,23 @@ from contextlib import suppress
 
 import torch
 
-__all__ = ["LargePages"]
+__all__ = ["LargePages", "room"]
 
-_CHUNK = 64 << 20
 _LINE = 64
 """Bytes: tensors begin at a cache line."""
 
 
-class LargePages:
-    """Room for tensors that are kept. A chunk is given back when the last tensor in it is."""
+def room(num_bytes: int) -> int:
+    """What a tensor of ``num_bytes`` takes."""
+    return num_bytes + -num_bytes % _LINE
 
-    def __init__(self) -> None:
+
+class LargePages:
+    """Room for the tensors of one owner, which go together: a chunk is given back when the last tensor in it is."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        """``chunk_bytes``: taken at once; more where a tensor needs it."""
+        self._chunk_bytes = chunk_bytes
         self._chunk: mmap.mmap | None = None
         self._used = 0
 
@@ -31,9 +37,9 @@ class LargePages:
         """Not initialised. One element at least."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._chunk is None or self._used + num_bytes > len(self._chunk):
-            self._chunk, self._used = _large_pages(max(num_bytes, _CHUNK)), 0
+            self._chunk, self._used = _large_pages(max(num_bytes, self._chunk_bytes)), 0
         tensor = torch.frombuffer(self._chunk, dtype=dtype, count=math.prod(shape), offset=self._used)
-        self._used += num_bytes + -num_bytes % _LINE
+        self._used += room(num_bytes)
         return tensor.view(*shape)
 
 

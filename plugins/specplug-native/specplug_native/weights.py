@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import byref
 
 import torch
@@ -10,9 +10,18 @@ from torch.nn.functional import pad
 
 from specplug.models.llama import LlamaLayer
 from specplug_native.library import Layer, Library, Linear
-from specplug_native.memory import LargePages
+from specplug_native.memory import LargePages, room
 
-__all__ = ["PANEL", "LayerWeights", "NativeLinear", "NativeNorm", "PackedLinear", "interleaved", "readable"]
+__all__ = [
+    "PANEL",
+    "LayerWeights",
+    "NativeLinear",
+    "NativeNorm",
+    "PackedLinear",
+    "interleaved",
+    "packed_bytes",
+    "readable",
+]
 
 PANEL = 32
 """Outputs that stand side by side."""
@@ -31,6 +40,11 @@ def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     half = PANEL // 2
     halves = [part.reshape(-1, half, *part.shape[1:]) for part in (gate, up)]
     return torch.stack(halves, dim=1).flatten(0, 2)
+
+
+def packed_bytes(layers: Iterable[torch.nn.Linear]) -> int:
+    """What the weights of layers take once they are packed, each on its own."""
+    return sum(room((each.out_features + -each.out_features % PANEL) * each.in_features * 2) for each in layers)
 
 
 class PackedLinear:

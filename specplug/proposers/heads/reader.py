@@ -145,7 +145,9 @@ class HeadReader:
         if text is None:
             text = self._texts[request_id] = _Text()
         text.token_ids += batch.token_ids[row][start + 1 : stop + 1]
-        text.states.append(joined_states(batch.new_hidden_states, self.head.layers, row)[: stop - start])
+        states = joined_states(batch.new_hidden_states, self.head.layers, row)[: stop - start]
+        # of one layer they are a slice, which would keep the states of the whole step
+        text.states.append(states.clone() if len(self.head.layers) == 1 else states)
         return text
 
     def forget(self, request_id: str) -> None:

@@ -29,6 +29,7 @@ def explain(
     plugin: options.Plugins = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    kernels: options.Kernels = None,
     max_model_len: options.MaxModelLen = None,
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Permit verifiers that change the target's distribution.")
@@ -41,7 +42,7 @@ def explain(
         model=model,
         speculative_config=speculative_config,
         plugins=plugin,
-        engine={"dtype": dtype, "device": device, "max_model_len": max_model_len},
+        engine={"dtype": dtype, "device": device, "kernels": kernels, "max_model_len": max_model_len},
     )
     found = _resolve(settings, allow_lossy=allow_lossy)
     if as_json:

@@ -44,6 +44,7 @@ def generate(
     plugin: options.Plugins = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    kernels: options.Kernels = None,
     max_model_len: options.MaxModelLen = None,
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Permit verifiers that change the target's distribution.")
@@ -63,7 +64,7 @@ def generate(
         model=model,
         speculative_config=speculative_config,
         plugins=plugin,
-        engine={"dtype": dtype, "device": device, "max_model_len": max_model_len},
+        engine={"dtype": dtype, "device": device, "kernels": kernels, "max_model_len": max_model_len},
         sampling=sampling.values(),
     )
     options.check_model(settings.model)

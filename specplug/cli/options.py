@@ -18,6 +18,7 @@ __all__ = [
     "ConfigFile",
     "Device",
     "Dtype",
+    "Kernels",
     "MaxModelLen",
     "Model",
     "Plugins",
@@ -55,6 +56,9 @@ Plugins: TypeAlias = Annotated[
 ]
 Dtype: TypeAlias = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 Device: TypeAlias = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
+Kernels: TypeAlias = Annotated[
+    str | None, typer.Option("--kernels", metavar="NAME", help="auto, torch, or installed ones such as native.")
+]
 MaxModelLen: TypeAlias = Annotated[
     int | None, typer.Option("--max-model-len", metavar="TOKENS", help="Most tokens of prompt and output together.")
 ]

@@ -13,7 +13,7 @@ from specplug.config.known_methods import KNOWN_METHODS
 from specplug.config.weight_header import read_weight_header
 from specplug.errors import ConfigError
 
-__all__ = ["Checkpoint", "folder_fault", "head_fault", "model_fault", "read_checkpoint"]
+__all__ = ["SPECULATORS_TYPES", "Checkpoint", "folder_fault", "head_fault", "model_fault", "read_checkpoint"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 
@@ -26,6 +26,8 @@ _SPECULATORS_TYPES = {
     "dspark": "dspark",
     "mlp": "mlp_speculator",
 }
+SPECULATORS_TYPES = tuple(_SPECULATORS_TYPES)
+"""Kinds of checkpoints in the speculators format that a method is known for."""
 
 # (method, parts of architecture names and model types, keys that only such checkpoints have), asked in order.
 _DECLARATIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -37,6 +39,7 @@ _DECLARATIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("medusa", ("medusa",), ("medusa_num_heads",)),
     ("mtp", ("_mtp", "mtpmodel", "mtpforcausallm", "gemma4_assistant", "gemma4_unified_assistant"), ()),
 )
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _PREDICT_LAYER_KEYS = (
     "n_predict",
     "num_nextn_predict_layers",
@@ -134,6 +137,20 @@ class Checkpoint:
         nested = self.config.get("dflash_config")
         inner = nested.get("sample_from_anchor") if isinstance(nested, Mapping) else None
         return bool(self.config.get("sample_from_anchor", inner))
+
+    @property
+    def last_layer_read(self) -> int | None:
+        """The highest of the target's layers whose states a head reads, where the file names them."""
+        nested = self.config.get("eagle_config")
+        inner = nested.get(_LAYER_IDS) if isinstance(nested, Mapping) else None
+        layers = self.config.get(_LAYER_IDS) or inner
+        return max(filter(None, map(_count, layers)), default=None) if isinstance(layers, list) else None
+
+    @property
+    def unknown_kind(self) -> str | None:
+        """The type of a checkpoint in the speculators format that no method is known for."""
+        found = self.config.get("speculators_model_type")
+        return None if found is None or found in _SPECULATORS_TYPES else str(found)
 
     @property
     def max_positions(self) -> int | None:

@@ -58,6 +58,9 @@ def _head_faults(work: Resolution, head: Checkpoint, target: Checkpoint) -> Iter
     width, hidden_size = head.size(*_STATE_WIDTHS[work.method or ""]), target.size("hidden_size")
     if width is not None and hidden_size is not None and width != hidden_size:
         yield f"it reads states of width {width}, the target's are {hidden_size} wide"
+    layer, num_layers = head.last_layer_read, target.size("num_hidden_layers")
+    if layer is not None and num_layers is not None and layer > num_layers:
+        yield f"it reads layer {layer} (eagle_aux_hidden_state_layer_ids), the target has layers 0 to {num_layers}"
     known, num_rows = head.size("vocab_size"), target.size("vocab_size")
     if work.method in _PARTIAL_VOCABULARIES or known is None or num_rows is None or known >= num_rows:
         return

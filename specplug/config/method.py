@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from specplug.config.checkpoint import folder_fault, read_checkpoint
+from specplug.config.checkpoint import SPECULATORS_TYPES, folder_fault, read_checkpoint
 from specplug.config.keys import show
 from specplug.config.known_methods import KNOWN_METHODS, canonical_method, serving_plugin
 from specplug.config.resolution import PREFIX, Resolution
@@ -71,6 +71,12 @@ def _read_draft(work: Resolution) -> None:
     _read_checkpoint(work, model, f"{PREFIX}.model")
     if len(work.faults) > num_faults:
         work.discard("model")
+    elif isinstance(model, str) and work.checkpoint is None and work.known_method is not None:
+        work.notes.append(f"{_unread(model)}; it has to be in the local cache of hub ids when the model is loaded.")
+
+
+def _unread(model: str) -> str:
+    return f"{PREFIX}.model={show(model)} is not a local folder, so its config.json was not read"
 
 
 def _what(work: Resolution) -> str:
@@ -100,16 +106,20 @@ def _infer(work: Resolution) -> str | None:
     if model in _NGRAM_MODELS:
         method, why = "ngram", f"model={show(model)}"
     elif work.checkpoint is not None:
+        unknown = work.checkpoint.unknown_kind
+        if unknown is not None:
+            kinds = ", ".join(SPECULATORS_TYPES)
+            work.fault(
+                "model", f"={show(model)}: speculators_model_type={show(unknown)} is not known; known are {kinds}."
+            )
+            return None
         declared = work.checkpoint.declared_method
         method, why = declared or "draft_model", "config.json of the draft" if declared else "a plain causal LM"
     elif _is_class_path(model):
         method, why = "custom_class", "model is a dotted class path"
     else:
         method, why = "draft_model", "model is given"
-        work.notes.append(
-            f"{PREFIX}.model={show(model)} is not a local folder, so its config.json was not read; taken as a draft "
-            'model. Write "method" if it is something else.'
-        )
+        work.notes.append(f'{_unread(model)}; taken as a draft model. Write "method" if it is something else.')
     work.infer("method", method, why)
     return method
 

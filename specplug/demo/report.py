@@ -94,8 +94,6 @@ class DemoReport:
 
     def renderables(self) -> Iterator[RenderableType]:
         """Tables and lines, in the order to print them."""
-        for kind in dict.fromkeys(cell.kind for cell in self.cells):
-            yield self._table(kind)
         runs = (
             "one run each: the speed-ups are a smoke test, not a measurement"
             if self.num_rounds == 1
@@ -106,6 +104,8 @@ class DemoReport:
             f"K={self.num_speculative_tokens}; acceptance length incl. bonus token; "
             f"decoding took {self.decoding_s:.0f} s"
         )
+        for kind in dict.fromkeys(cell.kind for cell in self.cells):
+            yield self._table(kind)
         yield ""
         yield from self._identity()
 

@@ -75,6 +75,26 @@ def test_a_head_for_wider_states_is_told_with_both_widths(fault: Any, pair: Any,
     assert "point model to a head for this target, or run the head's own" in text
 
 
+def reading(layers: Any, *, is_nested: bool) -> dict[str, Any]:
+    named = {"eagle_aux_hidden_state_layer_ids": layers}
+    return HEADS["eagle3"] | ({"eagle_config": named} if is_nested else named)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("layers", [[0, 2, 4], None, [], "odd", ["odd"]], ids=str)
+def test_layers_that_the_target_has(resolve: Any, pair: Any, layers: Any, is_nested: bool) -> None:
+    """What is odd is told by who reads the checkpoint."""
+    config, engine = pair(reading(layers, is_nested=is_nested), TARGET | {"num_hidden_layers": 4})
+    assert resolve(config, engine=engine).method == "eagle3"
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_layers_that_the_target_does_not_have(fault: Any, pair: Any, is_nested: bool) -> None:
+    config, engine = pair(reading([0, 5, 2], is_nested=is_nested), TARGET | {"num_hidden_layers": 4})
+    text = fault(config, engine=engine)
+    assert "it reads layer 5 (eagle_aux_hidden_state_layer_ids), the target has layers 0 to 4" in text
+
+
 def test_an_eagle3_head_may_be_narrower_than_the_states_it_reads(resolve: Any, fault: Any, pair: Any) -> None:
     head = HEADS["eagle3"] | {"hidden_size": 32, "target_hidden_size": 64}
     config, engine = pair(head)

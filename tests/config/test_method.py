@@ -75,6 +75,18 @@ def test_hub_id_is_a_draft_model_and_says_so(resolve: Any, model: str) -> None:
     assert any("config.json was not read" in note for note in resolved.notes)
 
 
+def test_a_named_method_with_what_is_no_local_folder(resolve: Any) -> None:
+    resolved = resolve({"method": "draft_model", "model": "some/where", "num_speculative_tokens": 2})
+    (note,) = [note for note in resolved.notes if "config.json was not read" in note]
+    assert "it has to be in the local cache of hub ids" in note
+
+
+def test_a_kind_of_speculators_checkpoint_that_is_not_known(fault: Any, checkpoint: Any) -> None:
+    folder = checkpoint("head", speculators_model_type="foo")
+    text = fault({"model": folder, "num_speculative_tokens": 2})
+    assert f'model="{folder}": speculators_model_type="foo" is not known; known are eagle, eagle3, peagle' in text
+
+
 @pytest.mark.parametrize(
     ("config", "method"),
     [

@@ -70,7 +70,10 @@ def load_head(checkpoint: Checkpoint, target: Any, num_positions: int) -> tuple[
     head.load_state_dict(weights, assign=True)
     head.requires_grad_(False).eval()
     head.rotary = rotary_table(body, num_positions, dtype=target.dtype, device=target.device)
-    space = _space(checkpoint, target)
+    try:
+        space = _space(checkpoint, target)
+    except ModelError as error:
+        raise ModelError(f'the head in "{checkpoint.folder}" does not fit the target: {error}') from error
     lm_head = _output(checkpoint, target, space)
     if lm_head is not None:
         head.lm_head = lm_head
@@ -117,8 +120,9 @@ def _faults(checkpoint: Checkpoint, target: Any) -> Iterator[str]:
         yield f"it reads states of width {config.target_hidden_size}, the target's are {hidden_size} wide"
     layers = _layers(config, num_layers)
     if max(layers) > num_layers or min(layers) < 0 or len(set(layers)) < len(layers):
-        how = "" if config.layer_ids else " (the default (2, n / 2, n - 3): its config.json names none)"
-        yield f"it reads the layers {list(layers)}{how}, the target has layers 0 to {num_layers}"
+        named = "eagle_aux_hidden_state_layer_ids in its config.json"
+        how = named if config.layer_ids else f"the default (2, n / 2, n - 3), without {named}"
+        yield f"it reads the layers {list(layers)} ({how}), the target has layers 0 to {num_layers}"
     width = int(target.model.get_input_embeddings().weight.shape[1])
     if "embed_tokens.weight" not in checkpoint.tensors and width != config.hidden_size:
         yield (
@@ -132,8 +136,6 @@ def _faults(checkpoint: Checkpoint, target: Any) -> Iterator[str]:
             f"it has no output head of its own, and the target's reads states of width {hidden_size} where its hidden "
             f"size is {config.hidden_size}"
         )
-    if config.mask_token_id is not None and config.mask_token_id >= config.vocab_size:
-        yield f"its mask token {config.mask_token_id} is outside its {config.vocab_size} token ids"
 
 
 def _num_ids(target: Any) -> int:

@@ -6,6 +6,7 @@ and that of the speculators package. Weights are not read here, only the headers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ class HeadConfig:
             size_of(body, key)
             for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "intermediate_size")
         )
+        for key in ("head_dim", "num_key_value_heads"):
+            _size_or(body, key, 1)
         common: dict[str, Any] = {
             "method": method,
             "body_type": body_type,
@@ -92,7 +95,7 @@ class HeadConfig:
             "hidden_size": hidden_size,
             "num_layers": num_layers,
             "vocab_size": vocab_size,
-            "logit_scale": float(config.get("logit_scale") or 1.0),
+            "logit_scale": _logit_scale(config),
         }
         if method == "eagle":
             return cls(**common, draft_vocab_size=vocab_size, target_hidden_size=hidden_size)
@@ -101,20 +104,22 @@ class HeadConfig:
 
 def _eagle3_keys(config: Mapping[str, Any], hidden_size: int, vocab_size: int) -> dict[str, Any]:
     nested = config.get("eagle_config") or {}
+    if not isinstance(nested, Mapping):
+        raise ModelError(f"eagle_config={nested!r} in its config.json must be a mapping")
     layer_ids = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
     if layer_ids is not None:
         layer_ids = _layer_ids(layer_ids)
     default = config.get("speculators_model_type") == "eagle3"  # as vLLM reads a config without the key
     keys = {
-        "draft_vocab_size": config.get("draft_vocab_size") or vocab_size,
-        "target_hidden_size": config.get("target_hidden_size") or hidden_size,
+        "draft_vocab_size": _size_or(config, "draft_vocab_size", vocab_size),
+        "target_hidden_size": _size_or(config, "target_hidden_size", hidden_size),
         "layer_ids": layer_ids,
         "uses_layers": bool(nested.get("use_aux_hidden_state", True)),
         "norm_before_residual": bool(config.get("norm_before_residual", default)),
         "norm_before_fc": bool(nested.get("norm_before_fc", config.get("norm_before_fc", False))),
         "fc_norm": bool(config.get("fc_norm", False)),
         "norm_output": bool(config.get("norm_output", False)),
-        "mask_token_id": next((config[key] for key in _MASK_KEYS if config.get(key) is not None), None),
+        "mask_token_id": _mask_token_id(config, vocab_size),
     }
     if keys["norm_before_fc"] and keys["fc_norm"]:
         raise ModelError("norm_before_fc and fc_norm are both true; a head has one norm before fc or one per layer")
@@ -122,6 +127,31 @@ def _eagle3_keys(config: Mapping[str, Any], hidden_size: int, vocab_size: int) -
     if num_inputs is not None and num_inputs != len(layer_ids or (0, 0, 0)):
         raise ModelError(f"num_aux_hidden_states={num_inputs} contradicts the layer ids {list(layer_ids or ())}")
     return keys
+
+
+def _size_or(config: Mapping[str, Any], key: str, default: int) -> int:
+    """Null counts as absent."""
+    return default if config.get(key) is None else size_of(config, key)
+
+
+def _logit_scale(config: Mapping[str, Any]) -> float:
+    scale = config.get("logit_scale")
+    if scale is None:
+        return 1.0
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise ModelError(f"logit_scale={scale!r} in its config.json must be a number above 0")
+    return float(scale)
+
+
+def _mask_token_id(config: Mapping[str, Any], vocab_size: int) -> int | None:
+    key = next((key for key in _MASK_KEYS if config.get(key) is not None), None)
+    if key is None:
+        return None
+    if type(config[key]) is not int or not 0 <= config[key] < vocab_size:
+        raise ModelError(
+            f"{key}={config[key]!r} in its config.json must be one of its token ids, 0 to {vocab_size - 1}"
+        )
+    return int(config[key])
 
 
 def _layer_ids(value: object) -> tuple[int, ...]:
@@ -149,7 +179,8 @@ def _body(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _body_type(config: Mapping[str, Any], body: Mapping[str, Any]) -> str:
     found = body.get("model_type")
-    names = [str(name) for name in (*(body.get("architectures") or ()), *(config.get("architectures") or ()))]
+    named = (*(body.get("architectures") or ()), *(config.get("architectures") or ()))
+    names = [*dict.fromkeys(map(str, named))]
     if found is None or found == "eagle":
         found = next((known for known in BODIES if any(known in name.lower() for name in names)), None)
     if found not in BODIES:
@@ -197,8 +228,11 @@ class Checkpoint:
             )
 
     def _mask_faults(self) -> Iterator[str]:
-        if "mask_hidden" not in self.tensors:
+        mask, width = self.tensors.get("mask_hidden"), self.config.num_inputs * self.config.target_hidden_size
+        if mask is None:
             yield 'parallel_drafting needs the learned "mask_hidden", which only P-EAGLE heads have; set it to false'
+        elif math.prod(mask.shape) != width:
+            yield f'"mask_hidden" has the shape {list(mask.shape)}, and the states that the head reads are {width} wide'
         if self.config.mask_token_id is None:
             yield f"parallel_drafting needs a mask token in config.json, under one of {', '.join(_MASK_KEYS)}"
 

@@ -223,6 +223,13 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(num_aux_hidden_states=2), "num_aux_hidden_states=2 contradicts"),
         (bad(speculators_model_type="dflash"), 'speculators_model_type="dflash" is no head for method "eagle3"'),
         (bad(speculators_model_type="eagle3"), "transformer_layer_config is missing"),
+        (bad(draft_vocab_size="32000"), "draft_vocab_size='32000' in its config.json must be a whole number"),
+        (bad(target_hidden_size="4096"), "target_hidden_size='4096' in its config.json must be a whole number"),
+        (bad(head_dim="128"), "head_dim='128' in its config.json must be a whole number"),
+        (bad(eagle_config=[1]), r"eagle_config=\[1\] in its config.json must be a mapping"),
+        (bad(logit_scale="x"), "logit_scale='x' in its config.json must be a number above 0"),
+        (bad(mask_token_id=-3), "mask_token_id=-3 in its config.json must be one of its token ids, 0 to 128255"),
+        (bad(pard_token="7"), "pard_token='7' in its config.json must be one of its token ids"),
         (bad(draft_vocab_size=16000), r'"lm_head.weight" has the shape \[32000, 4096\], and its config says \[16000'),
         (
             bad(target_hidden_size=2048),
@@ -300,6 +307,13 @@ def test_faults_come_with_the_options_before_anything_loads(tmp_path: Path) -> N
         EagleOptions(model=str(folder), parallel_drafting=True)
     with pytest.raises(ValidationError, match="draft_sample_method"):
         Eagle3Options(model=str(folder), draft_sample_method="often")  # type: ignore[arg-type]
+
+
+def test_a_mask_of_another_width(tmp_path: Path) -> None:
+    config, shapes = eagle3_8b()
+    folder = write_manifest(tmp_path, {**config, "mask_token_id": 7}, {**shapes, "mask_hidden": (1, 1, 4096)})
+    with pytest.raises(ModelError, match=r'"mask_hidden" has the shape \[1, 1, 4096\], and .* are 12288 wide'):
+        Checkpoint.read(folder, "eagle3", is_parallel=True)
 
 
 def test_what_is_absent_has_vllms_defaults() -> None:

@@ -13,7 +13,7 @@ import torch
 from specplug import LLM, SamplingParams
 from specplug.models.runner import TargetRunner
 from specplug.testing import HookDriver, InstalledMethod, Rig, tiny_llama
-from specplug.testing.driver import Rule, follow, keep
+from specplug.testing.driver import Rule, Step, follow, keep
 from specplug.types import Dense, Indirect, OneHot
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -133,6 +133,19 @@ def test_two_proposals_in_a_row_are_equal(driver: Driver) -> None:
     assert made.step(follow(TEXT[1:])).drafts["r"] == tuple(first.draft_token_ids.tolist())
 
 
+Drafted = tuple[tuple[int, ...], tuple[float, ...]]
+"""Of one request in one step: its draft and, to tell apart what has the same arg-max, the confidence in it."""
+
+
+def drafted(step: Step) -> dict[str, Drafted]:
+    confidence = [] if step.draft is None or step.draft.confidence is None else step.draft.confidence.tolist()
+    found, start = {}, 0
+    for name in step.batch.request_ids:
+        stop = start + len(step.drafts[name])
+        found[name], start = (step.drafts[name], tuple(confidence[start:stop])), stop
+    return found
+
+
 def test_company_changes_nothing(driver: Driver) -> None:
     others = {"a": ((7,), TEXT[::-1]), "b": ((2, 2, 2, 8, 1), TEXT[3:]), "c": (PROMPT[::-1], TEXT)}
     made = driver(K + 1)
@@ -140,14 +153,15 @@ def test_company_changes_nothing(driver: Driver) -> None:
     for name, (prompt, _) in others.items():
         made.start(name, prompt)
     made.prefill()
+    made.step(limit=1)  # so that it has been read
     made.finish("passing", "abort")
-    seen: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {name: {} for name in others}
+    seen: dict[str, dict[tuple[int, ...], Drafted]] = {name: {} for name in others}
     for number in range(10):
         limits = [(number + row) % (K + 1) for row in range(len(made.rows))]
         step = made.step(limit=limits)
         for name, limit, token_ids in zip(step.batch.request_ids, step.limits, step.batch.token_ids, strict=True):
             assert len(step.drafts[name]) == limit
-            seen[name][tuple(token_ids)] = step.drafts[name]
+            seen[name][tuple(token_ids)] = drafted(step)[name]
     num_compared = 0
     for name, (prompt, _) in others.items():
         text = made.text(name)
@@ -156,9 +170,11 @@ def test_company_changes_nothing(driver: Driver) -> None:
         alone.prefill(follow(text))
         while len(written := alone.text(name)) < len(text) - 1:
             context = (*prompt, *written)
-            draft = alone.step(follow([text[len(written)]])).drafts[name]
+            draft, confidence = drafted(alone.step(follow([text[len(written)]])))[name]
             if context in seen[name]:
-                assert seen[name][context] == draft[: len(seen[name][context])]
+                in_company, with_confidence = seen[name][context]
+                assert in_company == draft[: len(in_company)]
+                assert with_confidence == pytest.approx(confidence[: len(in_company)], abs=1e-4)
                 num_compared += 1
     assert num_compared >= 20
 
@@ -174,6 +190,25 @@ def test_confidence_is_the_largest_probability(driver: Driver) -> None:
     vocab_size = head.config.draft_vocab_size
     assert bool((draft.confidence <= 1).all())
     assert draft.parents is not None or bool((draft.confidence >= 1 / vocab_size).all())
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
+def test_confidence_is_that_of_the_law(name: str) -> None:
+    method, folder, options = HEADS[name]
+    options = {**options, "model": str(GOLDENS / folder), "draft_sample_method": "probabilistic"}
+    made = HookDriver(InstalledMethod(method, options), Rig(make_target=make_target, num_speculative_tokens=K))
+    made.start("r", PROMPT)
+    made.prefill()
+    batch = made._batch()
+    confidence = []
+    for temperature in (0.0, 1.0):
+        requests = (replace(batch.requests[0], sampling_params=SamplingParams(temperature=temperature)),)
+        with torch.inference_mode():
+            draft = made.call("propose", batch=replace(batch, requests=requests), limits=(K,))
+        confidence.append(draft.confidence)
+    (span,) = draft.laws
+    assert torch.allclose(draft.confidence, span.law.draft_logits.softmax(-1).amax(-1))
+    assert torch.allclose(confidence[0][0], confidence[1][0]), "the first token's, greedy and sampled"
 
 
 @pytest.mark.parametrize("name", ["eagle3", "peagle"])

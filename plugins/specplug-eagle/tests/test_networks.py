@@ -163,14 +163,14 @@ def test_a_head_on_the_last_state_reads_it_normalised(make_head: MakeHead) -> No
             speculators_config(eagle_aux_hidden_state_layer_ids=[0, 1, 7]),
             eagle3_tensors(),
             {},
-            r"it reads the layers \[0, 1, 7\], the target has layers 0 to 2",
+            r"it reads the layers \[0, 1, 7\] .eagle_aux_hidden_state_layer_ids in .*, the target has layers 0 to 2",
             id="layer ids",
         ),
         pytest.param(
             speculators_config(eagle_aux_hidden_state_layer_ids=None),
             eagle3_tensors(),
             {},
-            r"the default .2, n / 2, n - 3.: its config.json names none",
+            r"the default .2, n / 2, n - 3., without eagle_aux_hidden_state_layer_ids in its config.json",
             id="default layer ids",
         ),
         pytest.param(
@@ -180,13 +180,6 @@ def test_a_head_on_the_last_state_reads_it_normalised(make_head: MakeHead) -> No
             "it knows 64 token ids, the target has 80",
             id="vocabulary",
         ),
-        pytest.param(
-            speculators_config("peagle", mask_token_id=64),
-            eagle3_tensors(is_parallel=True),
-            {},
-            "its mask token 64 is outside its 64 token ids",
-            id="mask token",
-        ),
     ],
 )
 def test_heads_that_do_not_fit_the_target(
@@ -195,6 +188,25 @@ def test_heads_that_do_not_fit_the_target(
     checkpoint = Checkpoint.read(make_head(config, tensors), "eagle3")
     with pytest.raises(ModelError, match=message):
         load_head(checkpoint, target(**overrides), 64)
+
+
+@pytest.mark.parametrize(("num_layers", "layers"), [(30, (2, 15, 27)), (32, (2, 16, 29)), (9, (2, 4, 6))])
+def test_the_layers_that_are_read_where_none_are_named(
+    num_layers: int, layers: tuple[int, ...], make_head: MakeHead
+) -> None:
+    folder = make_head(speculators_config(eagle_aux_hidden_state_layer_ids=None), eagle3_tensors())
+    head, _ = load_head(Checkpoint.read(folder, "eagle3"), target(num_hidden_layers=num_layers), 64)
+    assert head.layers == layers
+
+
+def test_logits_are_scaled(make_head: MakeHead) -> None:
+    states = torch.randn(3, HIDDEN)
+    logits = []
+    for keys in ({}, {"logit_scale": 0.5}):
+        folder = make_head(speculators_config(**keys), eagle3_tensors())
+        head, _ = load_head(Checkpoint.read(folder, "eagle3"), target(), 64)
+        logits.append(head.logits(states))
+    torch.testing.assert_close(logits[1], 0.5 * logits[0])
 
 
 def test_a_misfit_ends_the_start_and_not_a_request(make_head: MakeHead) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from specplug_hidden_states import complete_files
 from specplug_hidden_states.files import GrowingFile
+from specplug_hidden_states.writer import Rows, Writer
 
 from specplug import LLM, ConfigError, PluginFaultError, SamplingParams
 from specplug.testing import ScriptedTarget, tiny_llama
@@ -128,8 +129,30 @@ def test_the_bound_counts_files_of_earlier_runs(tmp_path: Path) -> None:
     with open_llm(tmp_path) as llm:
         llm.generate(PROMPTS[:1], PARAMS)
     with open_llm(tmp_path, strict=False, extract_hidden_states_max_bytes=FILE_BYTES + 1000) as llm:
-        llm.generate(PROMPTS, PARAMS)
+        llm.add_request("other", PROMPTS[1], PARAMS)
+        while llm.has_unfinished_requests():
+            llm.step()
     assert files(tmp_path) == ["hs_0.safetensors"]
+
+
+def test_the_bound_forgets_files_that_were_given_up(tmp_path: Path) -> None:
+    with open_llm(tmp_path, extract_hidden_states_max_bytes=FILE_BYTES + 1000) as llm:
+        llm.add_request("gone", PROMPTS[0], PARAMS)
+        for _ in range(4):
+            llm.step()
+        llm.abort("gone")
+        llm.add_request("kept", PROMPTS[1], PARAMS)
+        while llm.has_unfinished_requests():
+            llm.step()
+    assert files(tmp_path) == ["hs_kept.safetensors"]
+
+
+def test_the_queue_takes_as_much_as_it_is_said_to(tmp_path: Path) -> None:
+    rows = Rows(torch.zeros(10, 1, 1), None, (("a", [1] * 10),))
+    assert rows.num_bytes == 40
+    for queue_bytes, num_taken in ((39, 1), (79, 1), (80, 2), (119, 2), (120, 3)):
+        writer = Writer(tmp_path, [1], queue_bytes=queue_bytes, max_bytes=None)  # not started: nothing is taken out
+        assert [writer.put_rows(rows, wait=False) for _ in range(4)] == [True] * num_taken + [False] * (4 - num_taken)
 
 
 def test_a_full_disk_is_an_error_when_strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from specplug.models.cache import RaggedCache
 from specplug.proposers.heads.layers import DecoderLayer, Shape, root_mean_square_norm, rotary_table
 from specplug.proposers.heads.reader import HeadReader
 from specplug.testing.architectures import VOCAB_SIZE, tiny_model
+from specplug.types import Batch, Draft
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="this processor has no AVX-512 with bfloat16")
 
@@ -251,6 +252,30 @@ def test_a_draft_in_one_call_is_that_token_by_token(
     monkeypatch.setattr(HeadReader, "read_chain", lambda self, *more: False)
     assert generate(target, config, temperature) == (texts, drafts)
     assert generate(target, None, temperature)[0] == texts
+
+
+def test_drafts_stand_in_the_order_of_the_batch(eagle3: Callable[..., Any]) -> None:
+    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
+    with LLM(target, skip_tokenizer_init=True, strict=True, speculative_config=config) as llm:
+        proposer: Any = llm._session.hooks.instance("eagle3")
+        propose = proposer.propose
+        num_compared = []
+
+        def both_ways(batch: Batch, limits: Sequence[int]) -> Draft:
+            draft: Draft = propose(batch, limits)
+            turn = [*reversed(range(len(batch)))]
+            turned: Draft = propose(batch.select(turn), [limits[row] for row in turn])
+            back = turned.select_rows(turn)
+            assert back.draft_token_ids.tolist() == draft.draft_token_ids.tolist()
+            assert back.confidence is not None and draft.confidence is not None
+            assert back.confidence.tolist() == draft.confidence.tolist()
+            num_compared.append(len(batch))
+            return draft
+
+        proposer.propose = both_ways
+        prompts = [{"prompt_token_ids": [*range(3, 3 + length)]} for length in (9, 40, 2)]
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    assert max(num_compared) == 3
 
 
 class Drafting:

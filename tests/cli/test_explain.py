@@ -82,6 +82,7 @@ def test_a_note_for_every_key_without_effect(tmp_path: Path) -> None:
 
 def test_kernels_that_are_not_installed_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("kernels: nativ\n")
-    result = runner.invoke(app, ["explain", "--config", str(tmp_path / "config.yaml")])
-    assert result.exit_code == 2
-    assert 'kernels="nativ": no kernels of that name are installed; write one of: "auto", "torch"' in result.stderr
+    for arguments in (["--config", str(tmp_path / "config.yaml")], ["--kernels", "nativ"]):
+        result = runner.invoke(app, ["explain", *arguments])
+        assert result.exit_code == 2
+        assert 'kernels="nativ": no kernels of that name are installed; write one of: "auto", "torch"' in result.stderr

@@ -52,6 +52,11 @@ def test_a_prompt_that_the_tokenizer_cannot_write(model: list[str]) -> None:
     assert "cannot be tokenised" in generate("\udcff", *model, code=2).stderr
 
 
+def test_kernels_are_chosen_on_the_command_line(model: list[str]) -> None:
+    assert "kernels      torch" in generate(PROMPT, *model, "--kernels", "torch", "--stats").stderr
+    assert 'kernels="nativ": no kernels of that name' in generate(PROMPT, *model, "--kernels", "nativ", code=2).stderr
+
+
 def test_the_files_max_num_seqs_stands(model: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     resolve = engine.resolve_engine_args

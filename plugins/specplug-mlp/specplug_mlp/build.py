@@ -64,7 +64,7 @@ def load_head(checkpoint: Checkpoint, target: Any) -> tuple[MlpHead, DraftSpace]
     head.load_state_dict(weights, assign=True)
     head.requires_grad_(False).eval()
     make_linears_fast(head, target)
-    head.bind()
+    head.bind(getattr(target, "kernels", None))
     token_map = read_tensor(tensors[TOKEN_MAP]) if TOKEN_MAP in tensors else None
     return head, listed_ids(token_map, checkpoint.config.draft_vocab_size, target.vocab_size, target.device)
 

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch.nn.functional import gelu, rms_norm
 
+from specplug.models.kernels import Kernels
 from specplug.proposers.heads.layers import Map, root_mean_square_norm
 from specplug_mlp.checkpoint import SpeculatorConfig
 
@@ -33,9 +34,13 @@ class StageNorm(torch.nn.Module):
         """``[n, size]`` in and out."""
         return rms_norm(states, self.weight.shape, self.weight, _EPS) + self.bias
 
-    def bound(self) -> Map:
+    def bound(self, kernels: Kernels | None) -> Map:
         """The same of the present weights, in fewer operations and without gradients."""
-        return root_mean_square_norm(self.weight.detach(), _EPS, self.bias.detach())
+        weight, bias = self.weight.detach(), self.bias.detach()
+        compiled = None if kernels is None else kernels.norm(weight, _EPS)
+        if compiled is None:
+            return root_mean_square_norm(weight, _EPS, bias)
+        return lambda states: compiled(states).add_(bias)
 
 
 class MlpHead(torch.nn.Module):
@@ -58,14 +63,17 @@ class MlpHead(torch.nn.Module):
         self.bind()
         self._emb_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
 
-    def bind(self) -> None:
-        """Look up what each stage calls, which costs as much as a small operation; again once weights are final."""
+    def bind(self, kernels: Kernels | None = None) -> None:
+        """Look up what each stage calls, which costs as much as a small operation; again once weights are final.
+
+        ``kernels``: the target's, for the norms.
+        """
         self._stages: list[tuple[Map, Map, Map, Map]] = []
         for stage in range(self.config.n_predict):
             project, embed, norm, output = (
                 parts[min(stage, len(parts) - 1)] for parts in (self.proj, self.emb, self.ln, self.head)
             )
-            normalise = cast(StageNorm, norm).forward if self.training else cast(StageNorm, norm).bound()
+            normalise = cast(StageNorm, norm).forward if self.training else cast(StageNorm, norm).bound(kernels)
             self._stages.append((project.forward, embed.forward, normalise, output.forward))
 
     def start(self, states: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ METHODS = {"eagle3": "eagle3", "mlp": "mlp_speculator", "medusa": "medusa"}
 NGRAM_LENGTH = 8
 LOOP_LENGTH = 4
 REPLAYS = 5
+SWEEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,45 +155,53 @@ class Rig:
 
 
 def speed(bench: Bench) -> Iterator[Row]:
-    """Every length once beside plain decoding, then the best of each method in turn with the others."""
+    """Every length beside plain decoding, then the best of each method in turn with the others."""
     rig = Rig(bench)
     rig.run(None, KINDS[0])
     for kind in KINDS:
         load = wait_until_idle()
         best: dict[str, int] = {}
         for name in rig.methods:
-            plain = rig.run(None, kind)
-            rows = [_swept(rig, plain, name, k, kind) for k in LENGTHS]
+            rows = [_swept(rig, name, k, kind) for k in LENGTHS]
             best[name] = max(rows, key=lambda row: float(row["speed_up"]))["k"]
             yield from (row | circumstances(load, **bench.versions) for row in rows)
         yield from _in_turn(rig, best, kind)
 
 
-def _swept(rig: Rig, plain: Measured, name: str, k: int, kind: str) -> Row:
-    drafted = rig.run(rig.config(name, k), kind)
-    speed_up = drafted.tokens_per_s / plain.tokens_per_s
-    predicted = _predicted(plain, drafted, k)
-    cost = drafted.propose_s / drafted.draft_tokens / plain.forward_s[1]
+def _swept(rig: Rig, name: str, k: int, kind: str) -> Row:
+    """Medians over pairs of runs, plain and drafted one after the other: the machine's pace changes between pairs."""
+    pairs = [(rig.run(None, kind), rig.run(rig.config(name, k), kind)) for _ in range(SWEEPS)]
+
+    def median(value: Callable[[Measured, Measured], float]) -> float:
+        return statistics.median(value(plain, drafted) for plain, drafted in pairs)
+
+    _, any_drafted = pairs[0]
+    speed_up = median(lambda plain, drafted: drafted.tokens_per_s / plain.tokens_per_s)
+    predicted = median(lambda plain, drafted: _predicted(plain, drafted, k))
+    of_predicted = median(
+        lambda plain, drafted: drafted.tokens_per_s / plain.tokens_per_s / _predicted(plain, drafted, k)
+    )
+    cost = median(lambda plain, drafted: drafted.propose_s / drafted.draft_tokens / plain.forward_s[1])
     print(
-        f"  {kind}, {name} K={k}: acceptance length {drafted.acceptance_length:.2f}, {speed_up:.2f} x plain, "
-        f"{speed_up / predicted:.2f} of predicted, a draft token {cost:.3f} of a forward",
+        f"  {kind}, {name} K={k}: acceptance length {any_drafted.acceptance_length:.2f}, {speed_up:.2f} x plain, "
+        f"{of_predicted:.2f} of predicted, a draft token {cost:.3f} of a forward",
         flush=True,
     )
     return {
-        "what": "one run",
+        "what": f"medians of {SWEEPS} pairs",
         "kind": kind,
         "method": name,
         "k": k,
-        "mean_acceptance_length": f"{drafted.acceptance_length:.3f}",
-        "tokens_per_step": f"{drafted.tokens_per_step:.3f}",
-        "plain_tokens_per_s": f"{plain.tokens_per_s:.2f}",
-        "tokens_per_s": f"{drafted.tokens_per_s:.2f}",
+        "mean_acceptance_length": f"{any_drafted.acceptance_length:.3f}",
+        "tokens_per_step": f"{any_drafted.tokens_per_step:.3f}",
+        "plain_tokens_per_s": f"{median(lambda plain, _: plain.tokens_per_s):.2f}",
+        "tokens_per_s": f"{median(lambda _, drafted: drafted.tokens_per_s):.2f}",
         "speed_up": f"{speed_up:.3f}",
         "predicted": f"{predicted:.3f}",
-        "measured_over_predicted": f"{speed_up / predicted:.3f}",
-        "forward_1_ms": f"{1000 * plain.forward_s[1]:.2f}",
-        "forward_k_ms": f"{1000 * _forward_s(drafted, k):.2f}",
-        "draft_ms": f"{1000 * drafted.propose_s:.2f}",
+        "measured_over_predicted": f"{of_predicted:.3f}",
+        "forward_1_ms": f"{1000 * median(lambda plain, _: plain.forward_s[1]):.2f}",
+        "forward_k_ms": f"{1000 * median(lambda _, drafted: _forward_s(drafted, k)):.2f}",
+        "draft_ms": f"{1000 * median(lambda _, drafted: drafted.propose_s):.2f}",
         "draft_token_of_forward": f"{cost:.4f}",
     }
 

@@ -168,11 +168,13 @@ bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   return std::all_of(values, values + count, [limit](int64_t value) { return 0 <= value && value < limit; });
 }
 
-// more: further tokens after the step's of each row.
+// more: further tokens of each row that has any in the step.
 bool positions_fit(const Step& step, int64_t more = 0) {
   if (step.positions != nullptr) return all_below(step.positions, step.tokens(), step.num_positions);
-  for (int64_t row = 0; row < step.rows; ++row)
-    if (step.lengths[row] + step.starts[row + 1] - step.starts[row] + more > step.num_positions) return false;
+  for (int64_t row = 0; row < step.rows; ++row) {
+    const int64_t tokens = step.starts[row + 1] - step.starts[row];
+    if (tokens > 0 && step.lengths[row] + tokens + more > step.num_positions) return false;
+  }
   return true;
 }
 

@@ -254,6 +254,21 @@ def test_a_draft_in_one_call_is_that_token_by_token(
     assert generate(target, None, temperature)[0] == texts
 
 
+def test_a_text_that_is_full_stops_no_others_draft(eagle3: Callable[..., Any]) -> None:
+    target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
+    prompts = [{"prompt_token_ids": [*range(3, 3 + length)]} for length in (18, 3, 9)]
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    texts, num_drafted = [], []
+    for speculative in (None, config | {"num_speculative_tokens": 8}):
+        settings = {"skip_tokenizer_init": True, "strict": True, "max_model_len": 24}
+        with LLM(target, speculative_config=speculative, **settings) as llm:
+            texts.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+            num_drafted.append(llm.acceptance.aggregate().num_draft_tokens)
+    assert [len(text) for text in texts[0]] == [6, 21, 15]
+    assert texts[0] == texts[1]
+    assert num_drafted[1] > 20
+
+
 def test_drafts_stand_in_the_order_of_the_batch(eagle3: Callable[..., Any]) -> None:
     target, config = eagle3(draft_ids=tuple(range(1, VOCAB_SIZE, 3)))
     with LLM(target, skip_tokenizer_init=True, strict=True, speculative_config=config) as llm:

@@ -11,7 +11,9 @@ import torch
 from specplug_native import kernels
 from specplug_native.chain import NativeChain
 from specplug_native.layer import NativeLayer
-from specplug_native.library import load_library
+from specplug_native.library import Linear, load_library
+from specplug_native.memory import LargePages
+from specplug_native.weights import PackedLinear
 
 from specplug import LLM, SamplingParams
 from specplug.models.cache import RaggedCache
@@ -40,6 +42,22 @@ def test_linear(num_rows: int, num_in: int, num_out: int, has_bias: bool) -> Non
     assert (linear(states).double() - exact).abs().max() <= 2**-8 * exact.abs().max()
     assert torch.equal(linear(states[None])[0], linear(states))
     assert torch.equal(linear(states), torch.cat([linear(row[None]) for row in states]))
+
+
+def test_products_one_after_the_other_end_with_the_last() -> None:
+    first, last, states = random(97, 130), random(31, 66), random(3, 66, seed=1)
+    packed = [PackedLinear(weight, None, LargePages(weight.nbytes)) for weight in (first, last)]
+    linears = (Linear * 2)(*(each.struct for each in packed))
+    rows, outputs = torch.tensor([1, 3]), torch.empty(3, 31, dtype=torch.bfloat16)
+    room = torch.zeros(97, dtype=torch.bfloat16)
+    library = load_library()
+    assert library is not None
+    padded = torch.cat((states.reshape(-1), room))  # inputs of both, the wider is the first's
+    target = torch.cat((outputs.reshape(-1), room))
+    library.products(linears, rows.data_ptr(), 2, torch.get_num_threads(), padded.data_ptr(), target.data_ptr())
+    linear = kernels.linear(last, None)
+    assert linear is not None
+    assert torch.equal(target[: 3 * 31].view(3, 31), linear(states))
 
 
 def test_a_wrong_product_would_be_noticed() -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from specplug.config.checkpoint import head_fault, read_checkpoint
 from specplug.config.engine_terms import ENGINE_TERMS, MOVED
-from specplug.config.kernels import kernels_fault
+from specplug.config.kernels import KernelsName
 from specplug.config.keys import Key, closest, show, term_fault, term_note
 from specplug.config.schema import SpeculativeConfig
 from specplug.config.unknown import sampling_names
@@ -50,7 +50,7 @@ class EngineArgs(BaseModel):
     tokenizer_revision: Annotated[str | None, Key("model")] = Field(
         default=None, description="Revision of the tokenizer; absent: the model's."
     )
-    kernels: Annotated[str, Key("model")] = Field(
+    kernels: Annotated[KernelsName, Key("model")] = Field(
         default="auto",
         description="What runs the forward: torch, or the name of installed kernels such as native; auto: installed "
         "ones that can. (specplug's own)",
@@ -73,13 +73,6 @@ class EngineArgs(BaseModel):
     additional_config: Annotated[dict[str, Any], Key("plugins")] = Field(
         default_factory=dict, description="A free mapping handed to every plugin."
     )
-
-    @field_validator("kernels")
-    @classmethod
-    def _installed(cls, name: str) -> str:
-        if (fault := kernels_fault(name)) is not None:
-            raise ValueError(fault)
-        return name
 
     @field_validator("dtype", mode="before")
     @classmethod

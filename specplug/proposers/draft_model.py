@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from specplug.config.checkpoint import folder_fault
-from specplug.config.kernels import kernels_fault
+from specplug.config.kernels import KernelsName
 from specplug.hooks.markers import hookimpl
 from specplug.methods import Capabilities, MethodSpec, PluginConfig, PluginContext
 
@@ -44,7 +44,7 @@ class DraftModelOptions(BaseModel):
     draft_model_device: str | None = Field(
         default=None, description="Device of the draft, such as cpu or cuda:1; absent: the target's."
     )
-    draft_model_kernels: str = Field(
+    draft_model_kernels: KernelsName = Field(
         default="auto", description="What runs the draft's forward, as the engine argument kernels does for the target."
     )
 
@@ -60,13 +60,6 @@ class DraftModelOptions(BaseModel):
         if folder.is_dir() and not any(folder.glob("*.safetensors")):
             raise ValueError(f"{model} holds no weights: no *.safetensors file (pickled weights are not read)")
         return model
-
-    @field_validator("draft_model_kernels")
-    @classmethod
-    def _installed(cls, name: str) -> str:
-        if (fault := kernels_fault(name)) is not None:
-            raise ValueError(fault)
-        return name
 
 
 def _build(config: PluginConfig, context: PluginContext) -> AutoregressiveProposer:
